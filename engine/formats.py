@@ -1,0 +1,102 @@
+"""Block formats of weights, as data: how many values a block holds, which fields it is made of, and its GGUF number.
+
+Knows nothing of tensors or files. A block is a run of consecutive values of one row; rows never share a block.
+Source of every layout: ggml ``src/ggml-common.h`` at ggml-org/ggml@d99724f.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from deepthin.engine.errors import FormatError, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFormat:
+    """One storage format.
+
+    Attributes:
+        name: lower-case name used on the command line and in JSON.
+        block_elements: values per block.
+        dtype: NumPy structured (or plain) dtype of one block; its item size is the block's size in bytes.
+        gguf_type: ``ggml_type`` number in GGUF tensor infos.
+        gguf_file_type: ``general.file_type`` of a file whose matrices use this format.
+        max_error: bound on |value - dequantise(quantise(value))| relative to the block's largest |value|.
+    """
+
+    name: str
+    block_elements: int
+    dtype: np.dtype[np.void]
+    gguf_type: int
+    gguf_file_type: int
+    max_error: float
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block."""
+        return self.dtype.itemsize
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Stored bits per value, scales included."""
+        return 8 * self.block_bytes / self.block_elements
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether values share a scale, so that kernels quantise the activation too."""
+        return self.block_elements > 1
+
+    def row_bytes(self, cols: int) -> int:
+        """Bytes of one row of ``cols`` values.
+
+        Raises:
+            FormatError: the block does not divide the row.
+        """
+        if cols % self.block_elements:
+            raise FormatError(
+                f"{self.name} stores blocks of {self.block_elements} values, which do not divide a row of {cols}; "
+                f"use f16 or a width that is a multiple of {self.block_elements}"
+            )
+        return cols // self.block_elements * self.block_bytes
+
+
+def _block(name: str, elements: int, fields: list[tuple[str, str, int]], gguf_type: int, file_type: int, error: float) -> BlockFormat:
+    dtype = np.dtype([(n, t, (count,)) if count > 1 else (n, t) for n, t, count in fields])
+    return BlockFormat(name, elements, dtype, gguf_type, file_type, error)
+
+
+F32 = _block("f32", 1, [("d", "<f4", 1)], 0, 0, 0.0)
+F16 = _block("f16", 1, [("d", "<f2", 1)], 1, 1, 2**-11)
+BF16 = _block("bf16", 1, [("d", "<u2", 1)], 30, 32, 2**-8)
+Q8_0 = _block("q8_0", 32, [("d", "<f2", 1), ("qs", "i1", 32)], 8, 7, 0.5 / 127 + 2**-10)
+Q4_0 = _block("q4_0", 32, [("d", "<f2", 1), ("qs", "u1", 16)], 2, 2, 1 / 8 + 2**-9)
+Q4_1 = _block("q4_1", 32, [("d", "<f2", 1), ("m", "<f2", 1), ("qs", "u1", 16)], 3, 3, 1 / 15 + 2**-9)
+
+FORMATS: dict[str, BlockFormat] = {f.name: f for f in (F32, F16, BF16, Q8_0, Q4_0, Q4_1)}
+GGUF_TYPES: dict[int, BlockFormat] = {f.gguf_type: f for f in FORMATS.values()}
+
+BODY_QUANTS = tuple(FORMATS)  # what ``--quant`` takes; head_format says what the embedding becomes
+
+
+def format_named(name: str) -> BlockFormat:
+    """The format called ``name``.
+
+    Raises:
+        UsageError: no such format; the message lists the known ones.
+    """
+    try:
+        return FORMATS[name.lower()]
+    except KeyError:
+        raise UsageError(f"format {name!r} is unknown; use one of {', '.join(FORMATS)}") from None
+
+
+def head_format(body: BlockFormat) -> BlockFormat:
+    """Format of the embedding and output head when the body is ``body``: Q8_0 for 4-bit bodies, else the same.
+
+    llama.cpp keeps the tied table of a "Q4_0" file in Q6_K, or Q8_0 where rows are no multiple of 256; we always
+    take Q8_0, the finer of the two.
+    Source: llama.cpp ``src/llama-quant.cpp`` at ggml-org/llama.cpp@c392e50.
+    """
+    return Q8_0 if body in (Q4_0, Q4_1) else body

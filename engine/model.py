@@ -1,0 +1,170 @@
+"""A model in memory: its shape, its tensors as stored blocks, and what text needs. No files, no kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from deepthin.engine.arrays import F32, U8
+from deepthin.engine.errors import FormatError
+from deepthin.engine.formats import F32 as FMT_F32
+from deepthin.engine.formats import BlockFormat, format_named, head_format
+from deepthin.engine.quants import dequantize, quantize
+from deepthin.engine.shape import Shape
+from deepthin.engine.tensors import TensorSpec, tensor_specs
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """Stored blocks of one tensor, rows in canonical order.
+
+    Attributes:
+        format: how ``data`` is to be read.
+        dims: (out, in) or (width,).
+        data: u8 [rows, row_bytes]; may be a read-only view of a mapped file.
+    """
+
+    format: BlockFormat
+    dims: tuple[int, ...]
+    data: U8
+
+    def dequantize(self) -> F32:
+        """Values as f32 with shape ``dims``."""
+        return dequantize(self.data, self.format).reshape(self.dims)
+
+    @classmethod
+    def from_values(cls, values: F32, fmt: BlockFormat) -> Tensor:
+        """Store ``values`` f32 [out, in] or [width] as ``fmt``."""
+        return cls(fmt, tuple(values.shape), quantize(values, fmt))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerSpec:
+    """Byte-level BPE as read from a file; ``engine/tokenizer.py`` turns it into a working tokenizer.
+
+    Attributes:
+        pre: GGUF pre-tokenizer name (``smollm``, ``gpt-2``, ``llama-bpe``, ``qwen2``, ...).
+        tokens: text of each id, in GPT-2's byte-to-unicode spelling for normal tokens.
+        token_types: GGUF types, 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte.
+        merges: "left right" pairs, best first.
+    """
+
+    pre: str
+    tokens: tuple[str, ...]
+    token_types: tuple[int, ...]
+    merges: tuple[str, ...]
+    bos_id: int | None = None
+    eos_id: int | None = None
+    unk_id: int | None = None
+    pad_id: int | None = None
+    add_bos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Shape, tensors by canonical name, and an optional tokenizer.
+
+    ``__post_init__`` checks every tensor of the shape for presence and dimensions, so whatever runs a Model need not.
+
+    Raises:
+        FormatError: a tensor is missing, left over, or has the wrong dimensions.
+    """
+
+    shape: Shape
+    tensors: Mapping[str, Tensor]
+    tokenizer: TokenizerSpec | None = None
+    name: str = "model"
+    source: str = "memory"
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check tensors against the shape."""
+        specs = {spec.name: spec for spec in tensor_specs(self.shape)}
+        for spec in specs.values():
+            tensor = self.tensors.get(spec.name)
+            if tensor is None:
+                raise FormatError(f"{self.source}: tensor '{spec.name}' is missing, but shape {self.shape.text} needs it")
+            _check_tensor(self.source, spec, tensor)
+        extra = sorted(set(self.tensors) - set(specs))
+        if extra:
+            raise FormatError(
+                f"{self.source}: tensor '{extra[0]}' belongs to no part of shape {self.shape.text}; is this another architecture?"
+            )
+
+    @property
+    def head(self) -> Tensor:
+        """The output head: its own tensor, or the embedding when tied."""
+        return self.tensors["token_embd" if self.shape.tie_word_embeddings else "output"]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all stored blocks."""
+        return sum(tensor.data.nbytes for tensor in self.tensors.values())
+
+    def dequantized(self) -> dict[str, F32]:
+        """Every tensor as f32 by canonical name."""
+        return {name: tensor.dequantize() for name, tensor in self.tensors.items()}
+
+    def quantized(self, quant: str) -> Model:
+        """The same model with matrices stored as ``quant`` and the embedding and head as ``head_format(quant)``.
+
+        Tensors already in the wanted format are kept as they are, so no bits change twice.
+        """
+        tensors = {}
+        for spec in tensor_specs(self.shape):
+            tensor = self.tensors[spec.name]
+            wanted = stored_format(spec, format_named(quant))
+            tensors[spec.name] = tensor if tensor.format is wanted else Tensor.from_values(tensor.dequantize(), wanted)
+        return Model(self.shape, tensors, self.tokenizer, self.name, self.source, self.metadata)
+
+
+def stored_format(spec: TensorSpec, body: BlockFormat) -> BlockFormat:
+    """Format of ``spec`` in a file quantised to ``body``: norms f32, embedding and head by ``head_format``.
+
+    A matrix whose rows the block does not divide falls back to f16, as llama.cpp's quantiser does.
+    """
+    if spec.role == "norm":
+        return FMT_F32
+    fmt = head_format(body) if spec.role in ("embedding", "head") else body
+    return fmt if spec.dims[-1] % fmt.block_elements == 0 else format_named("f16")
+
+
+def random_model(shape: Shape, *, seed: int = 0, quant: str = "f32") -> Model:
+    """A model with seeded random weights.
+
+    Norms are 1; matrices are normal with sigma 0.02 and the residual output projections (``attn_output``,
+    ``ffn_down``) are scaled by 1/sqrt(2L) (GPT-2, Radford et al. 2019, section 2.3). Each tensor has its own
+    stream, so the same seed gives the same tensor whatever the others are.
+    """
+    body = format_named(quant)
+    tensors = {}
+    for index, spec in enumerate(tensor_specs(shape)):
+        if spec.role == "norm":
+            values = np.ones(spec.dims, np.float32)
+        else:
+            sigma = 0.02
+            if spec.name.endswith(("attn_output", "ffn_down")):
+                sigma /= math.sqrt(2 * shape.num_executed_layers)
+            generator = np.random.Generator(np.random.PCG64([seed, index]))
+            values = generator.standard_normal(spec.dims, np.float32) * np.float32(sigma)
+        tensors[spec.name] = Tensor.from_values(values, stored_format(spec, body))
+    return Model(shape, tensors, name=f"random-{shape.text}-seed{seed}", source=f"random(seed={seed})")
+
+
+def _check_tensor(source: str, spec: TensorSpec, tensor: Tensor) -> None:
+    if tensor.dims != spec.dims:
+        raise FormatError(
+            f"{source}: tensor '{spec.name}' has dimensions {list(tensor.dims)}, but the shape needs {list(spec.dims)}; "
+            f"do the configuration and the weights belong together?"
+        )
+    rows = spec.dims[0] if len(spec.dims) == 2 else 1
+    need = (rows, tensor.format.row_bytes(spec.dims[-1]))
+    if tensor.data.dtype != np.uint8 or tensor.data.shape != need:
+        raise FormatError(
+            f"{source}: tensor '{spec.name}' holds {tensor.data.shape} {tensor.data.dtype} bytes, "
+            f"but {tensor.format.name} with dimensions {list(spec.dims)} needs {need} of uint8"
+        )

@@ -1,0 +1,158 @@
+"""Quantise and dequantise whole arrays, block by block, in plain NumPy; bit-equal to the ``gguf`` package.
+
+    R rows    C columns    G block elements    B = R * C // G blocks
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from deepthin.engine.arrays import F32, U8, U16
+from deepthin.engine.errors import FormatError
+from deepthin.engine.formats import BlockFormat
+
+_CHUNK_VALUES = 1 << 22  # bounds temporaries to some 100 MB however large the tensor
+
+
+def quantize(values: F32, fmt: BlockFormat) -> U8:
+    """Store ``values`` f32 [R, C] (or [C]) as ``fmt``; returns u8 [R, row_bytes].
+
+    Raises:
+        FormatError: the block does not divide C, or a value is not finite.
+    """
+    matrix = np.atleast_2d(values)
+    rows, cols = matrix.shape
+    row_bytes = fmt.row_bytes(cols)
+    out = np.empty((rows, row_bytes), np.uint8)
+    step = max(1, _CHUNK_VALUES // max(1, cols))
+    for start in range(0, rows, step):
+        part = np.ascontiguousarray(matrix[start : start + step], np.float32)
+        if not np.isfinite(part).all():
+            raise FormatError(f"cannot store a value that is not finite as {fmt.name}; the weights hold NaN or infinity")
+        blocks = _QUANTIZERS[fmt.name](part.reshape(-1, fmt.block_elements), fmt)
+        out[start : start + step] = blocks.view(np.uint8).reshape(len(part), row_bytes)
+    return out
+
+
+def dequantize(data: U8, fmt: BlockFormat) -> F32:
+    """Values of ``data`` u8 [R, row_bytes] as f32 [R, C]."""
+    rows, row_bytes = data.shape
+    cols = row_bytes // fmt.block_bytes * fmt.block_elements
+    out = np.empty((rows, cols), np.float32)
+    step = max(1, _CHUNK_VALUES // max(1, cols))
+    for start in range(0, rows, step):
+        part = np.ascontiguousarray(data[start : start + step])
+        blocks = part.reshape(-1, fmt.block_bytes).view(fmt.dtype)[:, 0]
+        out[start : start + step] = _DEQUANTIZERS[fmt.name](blocks).reshape(len(part), cols)
+    return out
+
+
+def f32_to_bf16(values: F32) -> U16:
+    """Upper halves of ``values``, rounded to nearest even; same shape."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
+
+
+def bf16_to_f32(bits: U16) -> F32:
+    """The f32 values whose upper halves are ``bits``; same shape."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def _round(values: F32) -> F32:
+    """Round half away from zero, as C's ``roundf`` does (NumPy rounds half to even)."""
+    magnitude = np.abs(values)
+    floored = np.floor(magnitude)
+    return np.sign(values) * (floored + np.floor(2 * (magnitude - floored)))
+
+
+def _inverse(scale: F32) -> F32:
+    with np.errstate(divide="ignore"):
+        return np.where(scale == 0, np.float32(0), np.float32(1) / scale)
+
+
+def _pack_nibbles(q: U8) -> U8:
+    """u8 [B, 32] of 0..15 to u8 [B, 16]: value j in the low nibble of byte j, value j + 16 in its high nibble."""
+    return q[:, :16] | (q[:, 16:] << np.uint8(4))
+
+
+def _unpack_nibbles(qs: U8) -> F32:
+    return np.concatenate([qs & 0x0F, qs >> 4], axis=1).astype(np.float32)
+
+
+def _quantize_plain(blocks: F32, fmt: BlockFormat) -> np.ndarray:
+    out = np.empty(len(blocks), fmt.dtype)
+    if fmt.name == "bf16":
+        out["d"] = f32_to_bf16(blocks[:, 0])
+        return out
+    with np.errstate(over="raise"):
+        try:
+            out["d"] = blocks[:, 0]
+        except FloatingPointError:
+            raise FormatError("a weight is larger than f16 can hold (65504); use f32 or bf16") from None
+    return out
+
+
+def _quantize_q8_0(blocks: F32, fmt: BlockFormat) -> np.ndarray:
+    scale = np.abs(blocks).max(axis=1) / np.float32(127)
+    out = np.empty(len(blocks), fmt.dtype)
+    out["d"] = scale
+    out["qs"] = _round(blocks * _inverse(scale)[:, None])
+    return out
+
+
+def _quantize_q4_0(blocks: F32, fmt: BlockFormat) -> np.ndarray:
+    at = np.abs(blocks).argmax(axis=1)
+    scale = blocks[np.arange(len(blocks)), at] / np.float32(-8)
+    scaled = blocks * _inverse(scale)[:, None]
+    out = np.empty(len(blocks), fmt.dtype)
+    out["d"] = scale
+    out["qs"] = _pack_nibbles(np.clip(np.trunc(scaled + np.float32(8.5)), 0, 15).astype(np.uint8))
+    return out
+
+
+def _quantize_q4_1(blocks: F32, fmt: BlockFormat) -> np.ndarray:
+    low = blocks.min(axis=1)
+    scale = (blocks.max(axis=1) - low) / np.float32(15)
+    scaled = (blocks - low[:, None]) * _inverse(scale)[:, None]
+    out = np.empty(len(blocks), fmt.dtype)
+    out["d"], out["m"] = scale, low
+    out["qs"] = _pack_nibbles(np.clip(np.trunc(scaled + np.float32(0.5)), 0, 15).astype(np.uint8))
+    return out
+
+
+def _dequantize_plain(blocks: np.ndarray) -> F32:
+    stored = blocks["d"]
+    return bf16_to_f32(stored) if stored.dtype == np.uint16 else stored.astype(np.float32)
+
+
+def _dequantize_q8_0(blocks: np.ndarray) -> F32:
+    return blocks["d"].astype(np.float32)[:, None] * blocks["qs"].astype(np.float32)
+
+
+def _dequantize_q4_0(blocks: np.ndarray) -> F32:
+    return blocks["d"].astype(np.float32)[:, None] * (_unpack_nibbles(blocks["qs"]) - np.float32(8))
+
+
+def _dequantize_q4_1(blocks: np.ndarray) -> F32:
+    scaled = blocks["d"].astype(np.float32)[:, None] * _unpack_nibbles(blocks["qs"])
+    return scaled + blocks["m"].astype(np.float32)[:, None]
+
+
+_QUANTIZERS: dict[str, Callable[[F32, BlockFormat], np.ndarray]] = {
+    "f32": _quantize_plain,
+    "f16": _quantize_plain,
+    "bf16": _quantize_plain,
+    "q8_0": _quantize_q8_0,
+    "q4_0": _quantize_q4_0,
+    "q4_1": _quantize_q4_1,
+}
+_DEQUANTIZERS: dict[str, Callable[[np.ndarray], F32]] = {
+    "f32": _dequantize_plain,
+    "f16": _dequantize_plain,
+    "bf16": _dequantize_plain,
+    "q8_0": _dequantize_q8_0,
+    "q4_0": _dequantize_q4_0,
+    "q4_1": _dequantize_q4_1,
+}
