@@ -11,11 +11,10 @@ import numpy as np
 
 from deepthin.engine.arrays import F32, U8
 from deepthin.engine.errors import FormatError
-from deepthin.engine.formats import F32 as FMT_F32
-from deepthin.engine.formats import BlockFormat, format_named, head_format
+from deepthin.engine.formats import BlockFormat, format_named
 from deepthin.engine.quants import dequantize, quantize
 from deepthin.engine.shape import Shape
-from deepthin.engine.tensors import TensorSpec, tensor_specs
+from deepthin.engine.tensors import TensorSpec, stored_format, tensor_specs
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,17 +119,6 @@ class Model:
             wanted = stored_format(spec, format_named(quant))
             tensors[spec.name] = tensor if tensor.format is wanted else Tensor.from_values(tensor.dequantize(), wanted)
         return Model(self.shape, tensors, self.tokenizer, self.name, self.source, self.metadata)
-
-
-def stored_format(spec: TensorSpec, body: BlockFormat) -> BlockFormat:
-    """Format of ``spec`` in a file quantised to ``body``: norms f32, embedding and head by ``head_format``.
-
-    A matrix whose rows the block does not divide falls back to f16, as llama.cpp's quantiser does.
-    """
-    if spec.role == "norm":
-        return FMT_F32
-    fmt = head_format(body) if spec.role in ("embedding", "head") else body
-    return fmt if spec.dims[-1] % fmt.block_elements == 0 else format_named("f16")
 
 
 def random_model(shape: Shape, *, seed: int = 0, quant: str = "f32") -> Model:

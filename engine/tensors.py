@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from deepthin.engine.arrays import I64
+from deepthin.engine.formats import F16, F32, BlockFormat, head_format
 from deepthin.engine.shape import Shape
 
 
@@ -81,6 +82,17 @@ def _block_specs(shape: Shape, layer: int) -> list[TensorSpec]:
         TensorSpec(f"blk.{layer}.{name}", dims, role, f"model.layers.{layer}.{hf}.weight", heads)
         for name, dims, role, hf, heads in parts
     ]
+
+
+def stored_format(spec: TensorSpec, body: BlockFormat) -> BlockFormat:
+    """Format of ``spec`` in a file quantised to ``body``: norms f32, embedding and head by ``head_format``.
+
+    A matrix whose rows the block does not divide falls back to f16, as llama.cpp's quantiser does.
+    """
+    if spec.role == "norm":
+        return F32
+    fmt = head_format(body) if spec.role in ("embedding", "head") else body
+    return fmt if spec.dims[-1] % fmt.block_elements == 0 else F16
 
 
 def gguf_row_order(num_rows: int, heads: int) -> I64:
