@@ -1,0 +1,105 @@
+"""Which runtimes and file formats take a shape, and why not: shape rules as data, asked before anything is trained or written.
+
+Sources of the rules: onnxruntime ``GroupQueryAttention`` schema (head_dim a multiple of 16 for its built-in rotary
+embedding, of 8 for the separate operator), transformers 5 ``LlamaConfig`` (hidden_size a multiple of the heads),
+llama.cpp's block sizes (32 for Q8_0 and Q4, 256 for K-quants).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from deepthin.engine.accounting import fallback_matrices
+from deepthin.engine.shape import Shape
+
+K_QUANT_BLOCK = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a target takes a shape; ``why`` names the rule that decides, also when the answer is yes with a price."""
+
+    ok: bool
+    why: str
+
+    def to_json(self) -> dict[str, object]:
+        """Both fields by name."""
+        return {"ok": self.ok, "why": self.why}
+
+
+def target_verdicts(shape: Shape) -> dict[str, Verdict]:
+    """A verdict for each target, in reading order."""
+    return {name: rule(shape) for name, rule in _RULES.items()}
+
+
+def _llama_only(shape: Shape) -> str:
+    """What keeps ``shape`` from being a plain Llama decoder, or an empty string."""
+    reasons = []
+    if shape.mlp != "swiglu":
+        reasons.append(f"mlp={shape.mlp} (the Llama architecture has a SwiGLU gate)")
+    if shape.qk_norm:
+        reasons.append("qk_norm (the Llama architecture has no query and key norms)")
+    if shape.layer_sharing > 1:
+        reasons.append(f"share={shape.layer_sharing} (the Llama architecture runs each layer once)")
+    return "; ".join(reasons)
+
+
+def _engine(shape: Shape) -> Verdict:
+    reason = _llama_only(shape)
+    return Verdict(not reason, reason or "Llama decoder with an even head_dim")
+
+
+def _hf(shape: Shape) -> Verdict:
+    reason = _llama_only(shape)
+    if not reason and shape.hidden_size % shape.num_heads:
+        reason = f"transformers' LlamaConfig refuses d={shape.hidden_size} that is no multiple of heads={shape.num_heads}"
+    return Verdict(not reason, reason or "LlamaForCausalLM")
+
+
+def _onnx(shape: Shape) -> Verdict:
+    reason = _llama_only(shape)
+    if reason:
+        return Verdict(False, reason)
+    if shape.head_dim % 16 == 0:
+        return Verdict(True, "GroupQueryAttention with built-in rotary embedding")
+    if shape.head_dim % 8 == 0:
+        return Verdict(True, f"head_dim={shape.head_dim} is no multiple of 16, so rotary embedding is an operator of its own")
+    return Verdict(False, f"GroupQueryAttention needs head_dim to be a multiple of 8, not {shape.head_dim}")
+
+
+def _gguf(quant: str) -> Callable[[Shape], Verdict]:
+    def rule(shape: Shape) -> Verdict:
+        reason = _llama_only(shape)
+        if reason:
+            return Verdict(False, reason)
+        kept = fallback_matrices(shape, quant)
+        if kept:
+            return Verdict(True, f"rows of {', '.join(kept)} are no multiple of 32 and stay f16")
+        return Verdict(True, "architecture llama")
+
+    return rule
+
+
+def _k_quants(shape: Shape) -> Verdict:
+    reason = _llama_only(shape)
+    if reason:
+        return Verdict(False, reason)
+    widths = {"d": shape.hidden_size, "heads x head_dim": shape.q_size, "ff": shape.intermediate_size}
+    odd = [f"{name}={width}" for name, width in widths.items() if width % K_QUANT_BLOCK]
+    if odd:
+        return Verdict(
+            False, f"{', '.join(odd)} not a multiple of {K_QUANT_BLOCK}; llama.cpp falls back to coarser-grained types"
+        )
+    return Verdict(True, f"every row is a multiple of {K_QUANT_BLOCK}; made with llama.cpp's own quantiser")
+
+
+_RULES: dict[str, Callable[[Shape], Verdict]] = {
+    "engine": _engine,
+    "hf": _hf,
+    "onnx": _onnx,
+    "gguf-f16": _gguf("f16"),
+    "gguf-q8_0": _gguf("q8_0"),
+    "gguf-q4_0": _gguf("q4_0"),
+    "gguf-k-quants": _k_quants,
+}
