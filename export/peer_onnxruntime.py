@@ -1,0 +1,165 @@
+"""onnxruntime as a peer, on the CPU provider; runs inside a child process only.
+
+``Child("deepthin.export.peer_onnxruntime", peer="onnxruntime")`` serves METHODS. One model is loaded at a time.
+
+Graph inputs: ``input_ids`` and ``attention_mask`` (int64 [1, S] and [1, past + S]), ``past_key_values.{i}.key/.value``
+([1, kv_heads, past, head_dim]). Outputs: ``logits`` [1, S, V] and ``present.{i}.key/.value``, which become the next past.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from deepthin.engine.arrays import F32
+from deepthin.export.schedule import best_token, pieces
+
+_DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+_PAST, _PRESENT = "past_key_values.", "present."
+
+
+@dataclass(slots=True)
+class _Loaded:
+    session: Any
+    empty: dict[str, Any]  # the past of an empty cache, by input name
+    presents: list[str]
+    vocab_size: int
+    past: dict[str, Any] = field(default_factory=dict)
+    position: int = 0
+
+
+_loaded: _Loaded | None = None
+
+
+def version() -> dict[str, Any]:
+    """Version of the package and the providers it has; only the CPU one is used."""
+    import onnxruntime
+
+    return {"version": onnxruntime.__version__, "providers": list(onnxruntime.get_available_providers())}
+
+
+def load(path: str, *, threads: int = 1, settings: dict[str, str] | None = None) -> dict[str, Any]:
+    """Load an ONNX file, replacing the one loaded before.
+
+    Args:
+        path: the file.
+        threads: threads inside one operator; operators run one after another.
+        settings: session config entries.
+
+    Raises:
+        ValueError: the graph lacks the inputs of a decoder with a cache.
+    """
+    import onnxruntime
+
+    global _loaded
+    _loaded = None
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.log_severity_level = 3  # errors
+    for key, value in (settings or {}).items():
+        options.add_session_config_entry(key, value)
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    inputs = {item.name: item for item in session.get_inputs()}
+    outputs = {item.name: item for item in session.get_outputs()}
+    known = {"input_ids", "attention_mask", *(name for name in inputs if name.startswith(_PAST))}
+    wrong = sorted(set(inputs) ^ known) or sorted({"logits"} - set(outputs))
+    if wrong:
+        raise ValueError(f"{path}: input or output {wrong[0]!r} is missing or unexpected in a decoder with a cache")
+    empty = {}
+    for name, item in inputs.items():
+        if name.startswith(_PAST):
+            heads, width = item.shape[1], item.shape[3]
+            if not isinstance(heads, int) or not isinstance(width, int):
+                raise ValueError(f"{path}: input {name!r} has shape {item.shape}, but heads and head_dim must be numbers")
+            empty[name] = np.zeros((1, heads, 0, width), _DTYPES[item.type])
+    presents = [_PRESENT + name.removeprefix(_PAST) for name in empty]
+    if not empty or set(presents) - set(outputs):
+        raise ValueError(f"{path}: every input {_PAST}N.key/.value needs an output {_PRESENT}N.key/.value")
+    _loaded = _Loaded(session, empty, presents, outputs["logits"].shape[2])
+    return {"vocab_size": _loaded.vocab_size, "num_layers": len(empty) // 2, "threads": threads}
+
+
+def unload() -> dict[str, Any]:
+    """Free the loaded model, if there is one."""
+    global _loaded
+    _loaded = None
+    return {}
+
+
+def logits(ids: list[int], *, schedule: list[int] | None = None) -> dict[str, Any]:
+    """Logits f32 [S, V] at every position of ``ids``, from an empty cache.
+
+    Args:
+        ids: S token ids.
+        schedule: how many tokens go in together, in order; ``[S]`` (a whole prefill) when absent.
+    """
+    here = _current()
+    _clear(here)
+    return {"logits": np.concatenate([_run(here, piece) for piece in pieces(ids, schedule)])}
+
+
+def greedy(ids: list[int], count: int) -> dict[str, Any]:
+    """``count`` greedy tokens after ``ids``, and the margin of each over the runner-up."""
+    here = _current()
+    _clear(here)
+    row = _run(here, ids)[-1]
+    chosen, margins = [], []
+    for _ in range(count):
+        best, margin = best_token(row)
+        chosen.append(best)
+        margins.append(margin)
+        row = _run(here, [best])[-1]
+    return {"ids": chosen, "margins": margins}
+
+
+def measure(*, prompt: int = 0, gen: int = 0, depth: int = 0, seed: int = 0) -> dict[str, Any]:
+    """Seconds for a prompt of ``prompt`` tokens and for each of ``gen`` single tokens after ``depth`` untimed ones.
+
+    Tokens are random and nothing is sampled; the graph computes logits at every position of the prompt.
+    """
+    here = _current()
+    ids = np.random.default_rng(seed).integers(0, here.vocab_size, depth + prompt + gen).tolist()
+    _clear(here)
+    if depth:
+        _run(here, ids[:depth])
+    start = time.perf_counter()
+    if prompt:
+        _run(here, ids[depth : depth + prompt])
+    prompt_s = time.perf_counter() - start
+    token_s = []
+    for token in ids[depth + prompt :]:
+        start = time.perf_counter()
+        _run(here, [token])
+        token_s.append(time.perf_counter() - start)
+    return {"prompt_s": prompt_s, "token_s": token_s}
+
+
+def _run(here: _Loaded, ids: Sequence[int]) -> F32:
+    """Append ``ids`` to the cache; logits [len(ids), V]."""
+    here.position += len(ids)
+    feeds = {
+        "input_ids": np.asarray([ids], np.int64),
+        "attention_mask": np.ones((1, here.position), np.int64),
+        **here.past,
+    }
+    values, *presents = here.session.run(["logits", *here.presents], feeds)
+    here.past = dict(zip(here.empty, presents, strict=True))
+    rows: F32 = values[0].astype(np.float32, copy=False)
+    return rows
+
+
+def _clear(here: _Loaded) -> None:
+    here.past, here.position = dict(here.empty), 0
+
+
+def _current() -> _Loaded:
+    if _loaded is None:
+        raise RuntimeError("no model is loaded yet; call load first")
+    return _loaded
+
+
+METHODS = {f.__name__: f for f in (version, load, unload, logits, greedy, measure)}
