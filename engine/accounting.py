@@ -205,8 +205,8 @@ def shape_flags(shape: Shape) -> list[dict[str, str]]:
             _flag(
                 "aspect_low",
                 f"{band}: deep and thin. Time per token suffers: {shape.num_executed_layers} layers run one after "
-                f"another and each has a fixed cost that no bandwidth hides, matrices {shape.hidden_size} wide keep kernels below their best rate, "
-                f"and the KV cache grows with every layer. Measure it before training it.",
+                f"another and each has a fixed cost that no bandwidth hides, matrices {shape.hidden_size} wide keep "
+                f"kernels below their best rate, and the KV cache grows with every layer. Measure it before training it.",
             )
         )
     elif ratio > high:
@@ -250,9 +250,9 @@ def shape_flags(shape: Shape) -> list[dict[str, str]]:
 def iso_parameter_curve(
     body_params: float, recipe: BlockRecipe, layers: Sequence[int], *, multiple: int = 32
 ) -> list[CurvePoint]:
-    """The (L, D) pairs whose block matrices hold ``body_params``: D = sqrt(body / (L · params_per_d2)), rounded to ``multiple``.
+    """The (L, D) pairs whose block matrices hold ``body_params``: D = sqrt(body / (L · params_per_d2)), rounded.
 
-    Layer counts too large for a width of ``multiple`` are left out.
+    Widths are multiples of ``multiple``; layer counts that leave no such width are left out.
 
     Raises:
         UsageError: the budget is not positive or a layer count is below 1.

@@ -20,7 +20,7 @@ from deepthin.engine.shape import Shape
 _MOBILELLM = "facebookresearch/MobileLLM@8b9769d configs"
 _MOBILELLM_R1 = "facebookresearch/MobileLLM-R1@cfc816c README"
 _LITGPT = "Lightning-AI/litgpt@2685705 litgpt/config.py"
-_QK_NORM = "query and key norms"
+_QKN = "query and key norms"
 _QKV_BIAS = "query, key and value biases"
 _ROPE_SCALING = "scaled rotary embedding"
 _GEMMA = "GeGLU gate, four norms a block"
@@ -59,9 +59,9 @@ _ROWS: tuple[tuple[str, str, float, str, str, str], ...] = (
     ("mobilellm-350m", "L=32,d=960,heads=15,kv=5,ff=2560,vocab=32000,tied", 345.3e6, _MOBILELLM, "file", ""),
     ("mobilellm-600m", "L=40,d=1152,heads=18,kv=6,ff=3072,vocab=32000,tied", 603e6, _MOBILELLM, "file", ""),
     ("mobilellm-1b", "L=54,d=1280,heads=20,kv=5,ff=3584,vocab=32000,tied", 1005e6, _MOBILELLM, "file", ""),
-    ("mobilellm-r1-140m", "L=15,d=576,heads=9,kv=3,ff=2048,vocab=128256,tied", 140e6, _MOBILELLM_R1, "file", _QK_NORM),
-    ("mobilellm-r1-360m", "L=15,d=1024,heads=16,kv=4,ff=4096,vocab=128256,tied", 359e6, _MOBILELLM_R1, "file", _QK_NORM),
-    ("mobilellm-r1-950m", "L=22,d=1536,heads=24,kv=6,ff=6144,vocab=128256,tied", 949e6, _MOBILELLM_R1, "file", _QK_NORM),
+    ("mobilellm-r1-140m", "L=15,d=576,heads=9,kv=3,ff=2048,vocab=128256,tied", 140e6, _MOBILELLM_R1, "file", _QKN),
+    ("mobilellm-r1-360m", "L=15,d=1024,heads=16,kv=4,ff=4096,vocab=128256,tied", 359e6, _MOBILELLM_R1, "file", _QKN),
+    ("mobilellm-r1-950m", "L=22,d=1536,heads=24,kv=6,ff=6144,vocab=128256,tied", 949e6, _MOBILELLM_R1, "file", _QKN),
     ("smollm2-135m", "L=30,d=576,heads=9,kv=3,ff=1536,vocab=49152,tied", 134.5e6, _LITGPT, "file", ""),
     ("smollm2-360m", "L=32,d=960,heads=15,kv=5,ff=2560,vocab=49152,tied", 361.8e6, _LITGPT, "file", ""),
     ("smollm2-1.7b", "L=24,d=2048,heads=32,ff=8192,vocab=49152,tied", 1710e6, _LITGPT, "partly", ""),
@@ -70,7 +70,7 @@ _ROWS: tuple[tuple[str, str, float, str, str, str], ...] = (
     ("baguettotron", "L=80,d=576,heads=9,kv=3,ff=1536,vocab=65536,tied", 321e6, _CARD, "arith", ""),
     ("monad", "L=64,d=256,heads=4,ff=768,vocab=8192,tied", 56.7e6, _CARD, "arith", ""),
     ("qwen2.5-0.5b", "L=24,d=896,heads=14,kv=2,ff=4864,vocab=151936,tied", 494e6, _LITGPT, "file", _QKV_BIAS),
-    ("qwen3-0.6b", "L=28,d=1024,heads=16,kv=8,head_dim=128,ff=3072,vocab=151936,tied,qk_norm", 596e6, _LITGPT, "file", _QK_NORM),
+    ("qwen3-0.6b", "L=28,d=1024,heads=16,kv=8,head_dim=128,ff=3072,vocab=151936,tied,qk_norm", 596e6, _LITGPT, "file", _QKN),
     ("gemma-3-270m", "L=18,d=640,heads=4,kv=1,head_dim=256,ff=2048,vocab=262144,tied,qk_norm", 268.1e6, _CARD, "arith", _GEMMA),
     ("gemma-3-1b", "L=26,d=1152,heads=4,kv=1,head_dim=256,ff=6912,vocab=262144,tied,qk_norm", 1000e6, _LITGPT, "file", _GEMMA),
     ("pythia-70m", "L=6,d=512,heads=8,ff=2048,vocab=50304,untied,mlp=gelu", 70.4e6, _LITGPT, "file", _NEOX),
