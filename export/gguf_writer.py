@@ -1,0 +1,179 @@
+"""Writes GGUF v3 files of the ``llama`` architecture: the same model gives the same bytes every time.
+
+File: magic, version, tensor count, key count, keys, tensor infos, padding, then the tensor data, each part padded to 32 bytes.
+Matrices are copied block for block from the model; query and key rows are interleaved, as this architecture wants them.
+
+Source: ggml ``docs/gguf.md`` at ggml-org/ggml@d99724f; llama.cpp ``conversion/llama.py`` at ggml-org/llama.cpp@c392e50.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from deepthin.engine.arrays import U8
+from deepthin.engine.errors import FormatError
+from deepthin.engine.formats import FORMATS, BlockFormat
+from deepthin.engine.model import Model, Tensor, TokenizerSpec
+from deepthin.engine.tensors import TensorSpec, gguf_row_order, tensor_specs
+from deepthin.export.feasibility import require_targets
+
+MAGIC = b"GGUF"
+VERSION = 3
+ALIGNMENT = 32
+_QUANTIZATION_VERSION = 2
+_TOKEN_UNUSED = 5
+
+Key = tuple[str, str, object]  # name, kind (a key of _SCALARS, "str", or "[kind]" for an array), value
+_SCALARS = {"u32": (4, "<I"), "i32": (5, "<i"), "f32": (6, "<f"), "bool": (7, "<?")}
+_STRING, _ARRAY = 8, 9
+
+
+def write_gguf(model: Model, path: Path, *, file_format: BlockFormat | None = None) -> int:
+    """Write ``model`` as it is stored; returns the bytes of all tensor data, padding apart.
+
+    Args:
+        model: tensors in any of the formats of ``engine/formats.py``.
+        path: a name that is not in use yet; the caller renames the finished file.
+        file_format: what ``general.file_type`` says; by default the format most matrices of the blocks have.
+
+    Raises:
+        UnsupportedError: the architecture cannot express the shape.
+        FormatError: the tokenizer holds more tokens than the vocabulary.
+    """
+    require_targets(("gguf",), model.shape)
+    specs = tensor_specs(model.shape)
+    keys = gguf_keys(model, file_format or body_format(model))
+    infos, offset = bytearray(), 0
+    for spec in specs:
+        tensor = model.tensors[spec.name]
+        infos += _tensor_info(spec, tensor, offset)
+        offset += _padded(tensor.data.nbytes)
+    header = bytearray(MAGIC + struct.pack("<IQQ", VERSION, len(specs), len(keys)))
+    for name, kind, value in keys:
+        header += _string(name) + _value(kind, value)
+    header += infos
+    with path.open("xb") as file:
+        file.write(header)
+        _pad(file, len(header))
+        written = 0
+        for data in _stored_rows(model, specs):
+            file.write(np.ascontiguousarray(data).data)
+            _pad(file, data.nbytes)
+            written += data.nbytes
+    return written
+
+
+def body_format(model: Model) -> BlockFormat:
+    """The format that holds most bytes of the blocks' matrices; the first in ``FORMATS`` order on a tie."""
+    totals = dict.fromkeys(FORMATS, 0)
+    for spec in tensor_specs(model.shape):
+        if spec.role in ("attention", "mlp"):
+            totals[model.tensors[spec.name].format.name] += spec.num_elements
+    return FORMATS[max(totals, key=lambda name: totals[name])]
+
+
+def gguf_keys(model: Model, file_format: BlockFormat) -> list[Key]:
+    """Metadata in file order: general, architecture, tokenizer."""
+    shape = model.shape
+    keys: list[Key] = [
+        ("general.architecture", "str", "llama"),
+        ("general.type", "str", "model"),
+        ("general.name", "str", model.name),
+        ("general.size_label", "str", _size_label(sum(spec.num_elements for spec in tensor_specs(shape)))),
+        ("general.alignment", "u32", ALIGNMENT),
+        ("general.file_type", "u32", file_format.gguf_file_type),
+    ]
+    if any(tensor.format.is_quantized for tensor in model.tensors.values()):
+        keys.append(("general.quantization_version", "u32", _QUANTIZATION_VERSION))
+    keys += [
+        ("llama.context_length", "u32", shape.max_seq_len),
+        ("llama.embedding_length", "u32", shape.hidden_size),
+        ("llama.block_count", "u32", shape.num_layers),
+        ("llama.feed_forward_length", "u32", shape.intermediate_size),
+        ("llama.attention.head_count", "u32", shape.num_heads),
+        ("llama.attention.head_count_kv", "u32", shape.num_kv_heads),
+        ("llama.attention.key_length", "u32", shape.head_dim),
+        ("llama.attention.value_length", "u32", shape.head_dim),
+        ("llama.attention.layer_norm_rms_epsilon", "f32", shape.rms_norm_eps),
+        ("llama.rope.dimension_count", "u32", shape.head_dim),
+        ("llama.rope.freq_base", "f32", shape.rope_theta),
+        ("llama.vocab_size", "u32", shape.vocab_size),
+    ]
+    if model.tokenizer is None:
+        return [*keys, ("tokenizer.ggml.model", "str", "none")]
+    return keys + _tokenizer_keys(model.tokenizer, shape.vocab_size)
+
+
+def _tokenizer_keys(spec: TokenizerSpec, vocab_size: int) -> list[Key]:
+    missing = vocab_size - len(spec.tokens)
+    if missing < 0:
+        raise FormatError(
+            f"the tokenizer has {len(spec.tokens)} tokens, but the embedding has {vocab_size} rows; "
+            f"export with the model's own tokenizer, or with none"
+        )
+    padding = tuple(f"[PAD{vocab_size - missing + i}]" for i in range(missing))
+    keys: list[Key] = [
+        ("tokenizer.ggml.model", "str", "gpt2"),
+        ("tokenizer.ggml.pre", "str", spec.pre),
+        ("tokenizer.ggml.tokens", "[str]", spec.tokens + padding),
+        ("tokenizer.ggml.token_type", "[i32]", spec.token_types + (_TOKEN_UNUSED,) * missing),
+        ("tokenizer.ggml.merges", "[str]", spec.merges),
+        ("tokenizer.ggml.add_bos_token", "bool", spec.add_bos),
+        ("tokenizer.ggml.add_space_prefix", "bool", False),
+    ]
+    special = (("bos", spec.bos_id), ("eos", spec.eos_id), ("unknown", spec.unk_id), ("padding", spec.pad_id))
+    keys += [(f"tokenizer.ggml.{name}_token_id", "u32", token) for name, token in special if token is not None]
+    return keys
+
+
+def _stored_rows(model: Model, specs: list[TensorSpec]) -> Iterator[U8]:
+    for spec in specs:
+        data = model.tensors[spec.name].data
+        yield data[gguf_row_order(len(data), spec.rope_heads)] if spec.rope_heads else data
+
+
+def _tensor_info(spec: TensorSpec, tensor: Tensor, offset: int) -> bytes:
+    dims = tuple(reversed(spec.dims))  # ne[0] is the row length
+    fields = struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, tensor.format.gguf_type, offset)
+    return _string(spec.gguf_name) + fields
+
+
+def _value(kind: str, value: object) -> bytes:
+    """One value with its type number in front."""
+    if kind == "str":
+        return struct.pack("<I", _STRING) + _string(str(value))
+    if kind in _SCALARS:
+        number, layout = _SCALARS[kind]
+        return struct.pack("<I", number) + struct.pack(layout, value)
+    assert isinstance(value, tuple), f"Bug: key kind {kind} with {type(value).__name__}"
+    if kind == "[str]":
+        return struct.pack("<IIQ", _ARRAY, _STRING, len(value)) + b"".join(_string(item) for item in value)
+    number, layout = _SCALARS[kind[1:-1]]
+    return struct.pack("<IIQ", _ARRAY, number, len(value)) + struct.pack(f"<{len(value)}{layout[1]}", *value)
+
+
+def _string(text: str) -> bytes:
+    data = text.encode("utf-8")
+    return struct.pack("<Q", len(data)) + data
+
+
+def _padded(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _pad(file: BinaryIO, size: int) -> None:
+    file.write(bytes(_padded(size) - size))
+
+
+def _size_label(parameters: int) -> str:
+    """For example 135M; two digits at least, as llama.cpp's names have."""
+    for unit, letter in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if parameters >= unit:
+            value = parameters / unit
+            return f"{value:.1f}{letter}" if value < 10 else f"{value:.0f}{letter}"
+    return str(parameters)
