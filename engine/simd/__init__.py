@@ -1,1 +1,103 @@
-"""deepthin.engine.simd."""
+"""A small vocabulary of vector operations for kernels: Numba types and intrinsics, one file per target.
+
+``W`` lanes of f32 or i32 make a vector; a byte vector has 4·W lanes. Everything a kernel needs is imported from here; which
+file provides the target-dependent part is fixed by :func:`deepthin.engine.cpu.simd_target` at import.
+"""
+
+from __future__ import annotations
+
+from deepthin.engine.cpu import simd_target
+
+if simd_target() == "avx512_vnni":
+    from deepthin.engine.simd.avx512_vnni import Q8_BIAS, W, dot4_nibbles, dot4_q8
+elif simd_target() == "avx2":
+    from deepthin.engine.simd.avx2 import Q8_BIAS, W, dot4_nibbles, dot4_q8
+else:
+    from deepthin.engine.simd.portable import Q8_BIAS, W, dot4_nibbles, dot4_q8
+
+from deepthin.engine.simd.sync import (
+    atomic_add,
+    atomic_exchange,
+    atomic_load,
+    futex_wait,
+    futex_wake,
+    read_cycles,
+    spin_pause,
+)
+from deepthin.engine.simd.vectors import (
+    Vectors,
+    load_scalar_bf16,
+    load_scalar_f16,
+    load_scalar_f32,
+)
+
+_v = Vectors(W)
+add = _v.add
+add_i32 = _v.add_i32
+as_f32 = _v.as_f32
+broadcast4 = _v.broadcast4
+div = _v.div
+exp = _v.exp
+fma = _v.fma
+high_nibbles = _v.high_nibbles
+load_bf16 = _v.load_bf16
+load_bytes = _v.load_bytes
+load_f16 = _v.load_f16
+load_f32 = _v.load_f32
+low_nibbles = _v.low_nibbles
+maximum = _v.maximum
+absolute = _v.absolute
+mul = _v.mul
+reduce_add = _v.reduce_add
+reduce_add_i32 = _v.reduce_add_i32
+reduce_max = _v.reduce_max
+round_i32 = _v.round_i32
+splat = _v.splat
+splat_i32 = _v.splat_i32
+store_f32 = _v.store_f32
+store_i8 = _v.store_i8
+sub = _v.sub
+prefetch = _v.prefetch
+
+__all__ = [
+    "Q8_BIAS",
+    "W",
+    "absolute",
+    "add",
+    "add_i32",
+    "as_f32",
+    "atomic_add",
+    "atomic_exchange",
+    "atomic_load",
+    "broadcast4",
+    "div",
+    "dot4_nibbles",
+    "dot4_q8",
+    "exp",
+    "fma",
+    "futex_wait",
+    "futex_wake",
+    "high_nibbles",
+    "load_bf16",
+    "load_bytes",
+    "load_f16",
+    "load_f32",
+    "load_scalar_bf16",
+    "load_scalar_f16",
+    "load_scalar_f32",
+    "low_nibbles",
+    "maximum",
+    "mul",
+    "prefetch",
+    "read_cycles",
+    "reduce_add",
+    "reduce_add_i32",
+    "reduce_max",
+    "round_i32",
+    "spin_pause",
+    "splat",
+    "splat_i32",
+    "store_f32",
+    "store_i8",
+    "sub",
+]

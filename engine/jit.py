@@ -1,0 +1,78 @@
+"""The door to Numba: one decorator for every kernel, and where compiled kernels are kept.
+
+Numba's cache notices edits to a function's own file only, so compiled code lives in a folder named by a digest of all
+kernel sources, the Numba and LLVM versions, and the CPU compiled for.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import llvmlite
+import numba
+
+from deepthin.engine.cpu import codegen_cpu, simd_target
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# contract: fuse a*b+c where written apart; nothing that reorders, so lanes fix the order of every sum
+FASTMATH = {"contract"}
+
+
+def user_cache_dir() -> Path:
+    """Folder for compiled kernels and measurements: ``DEEPTHIN_CACHE_DIR``, else the platform's cache folder."""
+    if forced := os.environ.get("DEEPTHIN_CACHE_DIR"):
+        return Path(forced)
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "deepthin"
+
+
+@functools.cache
+def source_digest() -> str:
+    """Hex digest that changes whenever a compiled kernel could: kernel sources, compiler versions, CPU, target."""
+    here = Path(__file__).resolve().parent
+    digest = hashlib.sha256()
+    for path in sorted([here / "jit.py", *(here / "simd").glob("*.py"), *(here / "kernels").glob("*.py")]):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    cpu = codegen_cpu()
+    for part in (numba.__version__, llvmlite.__version__, cpu.name, *sorted(cpu.features), simd_target(), sys.version):
+        digest.update(b"\0" + part.encode())
+    return digest.hexdigest()[:20]
+
+
+@functools.cache
+def _kernel_cache_dir() -> Path | None:
+    folder = user_cache_dir() / "kernels" / source_digest()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return folder if os.access(folder, os.W_OK) else None
+
+
+def kernel(function: F) -> F:
+    """Compile ``function`` without the GIL, bounds checks or reordering, and keep the result across processes.
+
+    Where the cache folder cannot be written the kernel is compiled anew in each process.
+    """
+    options: dict[str, Any] = {"nogil": True, "boundscheck": False, "fastmath": FASTMATH, "error_model": "numpy"}
+    folder = _kernel_cache_dir()
+    if folder is None:
+        return numba.njit(**options)(function)  # type: ignore[no-any-return]
+    previous = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(folder)  # read when the decorator builds its cache, then put back for other users of Numba
+    try:
+        return numba.njit(cache=True, **options)(function)  # type: ignore[no-any-return]
+    finally:
+        numba.config.CACHE_DIR = previous

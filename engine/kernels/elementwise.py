@@ -1,0 +1,98 @@
+"""Everything of a block that is neither a matrix product nor attention: norm, activation quantisation, SwiGLU, rotation.
+
+Rows are f32 and padded with zeros to whole vectors, so no loop needs a remainder. Each thread that needs a result
+computes all of it: at these widths that is cheaper than a barrier, and the bits are the same on every thread.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from deepthin.engine.jit import kernel
+from deepthin.engine.simd import (
+    W,
+    absolute,
+    add,
+    add_i32,
+    div,
+    exp,
+    fma,
+    load_f32,
+    maximum,
+    mul,
+    reduce_add,
+    reduce_add_i32,
+    reduce_max,
+    round_i32,
+    splat,
+    splat_i32,
+    store_f32,
+    store_i8,
+    sub,
+)
+
+
+@kernel
+def rms_norm(out, x, weight, weight_at, width, eps):
+    """out = x / sqrt(mean(x²) + eps) * weight.
+
+    Shapes: out, x f32 [width padded to W]; ``weight`` f32, padded likewise, starts at ``weight_at``.
+    """
+    total = splat(np.float32(0))
+    for i in range(0, width, W):
+        v = load_f32(x, i)
+        total = fma(v, v, total)
+    mean = reduce_add(total) / np.float32(width)
+    scale = splat(np.float32(1) / np.sqrt(mean + eps))
+    for i in range(0, width, W):
+        store_f32(out, i, mul(mul(load_f32(x, i), scale), load_f32(weight, weight_at + i)))
+
+
+@kernel
+def quantize(x, width, xq, xs, xn):
+    """Store x in blocks of 32 as i8 codes, f32 scales and i32 sums of codes: x ≈ xq * xs, scale = max|x| / 127.
+
+    Shapes: x f32 [width], xq i8 [width], xs f32 [width // 32], xn i32 [width // 32]; width is a multiple of 32.
+    """
+    for b in range(width // 32):
+        top = absolute(load_f32(x, b * 32))
+        for i in range(W, 32, W):
+            top = maximum(top, absolute(load_f32(x, b * 32 + i)))
+        peak = reduce_max(top)
+        inverse = splat(np.float32(127) / peak if peak > 0 else np.float32(0))
+        total = splat_i32(np.int32(0))
+        for i in range(0, 32, W):
+            codes = round_i32(mul(load_f32(x, b * 32 + i), inverse))
+            store_i8(xq, b * 32 + i, codes)
+            total = add_i32(total, codes)
+        xs[b] = peak / np.float32(127)
+        xn[b] = reduce_add_i32(total)
+
+
+@kernel
+def swiglu(gate, up, start, stop):
+    """gate = gate * sigmoid(gate) * up for i in start..stop-1, in place; both bounds are multiples of W."""
+    one, zero = splat(np.float32(1)), splat(np.float32(0))
+    for i in range(start, stop, W):
+        g = load_f32(gate, i)
+        store_f32(gate, i, mul(div(g, add(one, exp(sub(zero, g)))), load_f32(up, i)))
+
+
+@kernel
+def add_rows(x, y, start, stop):
+    """x += y for i in start..stop-1; both bounds are multiples of W."""
+    for i in range(start, stop, W):
+        store_f32(x, i, add(load_f32(x, i), load_f32(y, i)))
+
+
+@kernel
+def rotate(out, out_at, x, x_at, cosine, sine, table_at, half, scale):
+    """Rotary embedding of one head, rotate-half order, times ``scale``.
+
+    out[i] = x[i] cos - x[i + half] sin and out[i + half] = x[i + half] cos + x[i] sin, i < half; in place is fine.
+    """
+    for i in range(half):
+        c, s = cosine[table_at + i], sine[table_at + i]
+        a, b = x[x_at + i], x[x_at + half + i]
+        out[out_at + i] = (a * c - b * s) * scale
+        out[out_at + half + i] = (b * c + a * s) * scale

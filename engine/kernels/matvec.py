@@ -1,0 +1,215 @@
+"""Matrix-vector products over packed weights, the inner loop of decode, and rows read back out of packed weights.
+
+Knows nothing of layers or files: arrays in, one output range written.
+
+    W lanes = rows of a tile    C columns    B = C // 32 blocks per row    t tile index
+
+Layout of a packed tensor (made by ``engine/pack.py``), rows padded with zeros to whole tiles:
+    f32, f16, bf16   data   [t][column][row]
+    q8_0             data   [t][block][group of 4 columns: 8][row][column in group: 4]   byte = q + Q8_BIAS
+    q4_0, q4_1       data   [t][block][group: 4][row][4]   low nibble: column 4g+j, high nibble: column 16+4g+j
+    scales           f16    [t][block][row] (q8_0, q4_0), [t][block][d then m][row] (q4_1)
+So one vector holds the same columns of W rows, four broadcast activation bytes meet it, and a lane's sum is its row's:
+no horizontal sums, and the order of every sum is the same on one thread or many.
+
+The activation comes as f32 ``x`` [C] and, for block formats, as i8 ``xq`` [C] with f32 ``xs`` [B] scales and i32 ``xn`` [B]
+sums of ``xq`` over each block (the correction for weights stored with an offset).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from deepthin.engine.jit import kernel
+from deepthin.engine.simd import (
+    Q8_BIAS,
+    W,
+    add,
+    add_i32,
+    as_f32,
+    broadcast4,
+    dot4_nibbles,
+    dot4_q8,
+    fma,
+    high_nibbles,
+    load_bf16,
+    load_bytes,
+    load_f16,
+    load_f32,
+    load_scalar_bf16,
+    load_scalar_f16,
+    load_scalar_f32,
+    low_nibbles,
+    mul,
+    splat,
+    splat_i32,
+    store_f32,
+)
+
+F32, F16, BF16, Q8_0, Q4_0, Q4_1 = range(6)
+
+
+@kernel
+def matvec_f32(out, out_at, arena, data_at, cols, x, t0, t1):
+    """out[out_at + r] = sum over c of W[r, c] * x[c] for the rows of tiles t0..t1-1; four partial sums per row."""
+    for t in range(t0, t1):
+        at = data_at + t * cols * W * 4
+        a0 = splat(np.float32(0))
+        a1, a2, a3 = a0, a0, a0
+        for c in range(0, cols - 3, 4):
+            p = at + c * W * 4
+            a0 = fma(load_f32(arena, p), splat(x[c]), a0)
+            a1 = fma(load_f32(arena, p + 4 * W), splat(x[c + 1]), a1)
+            a2 = fma(load_f32(arena, p + 8 * W), splat(x[c + 2]), a2)
+            a3 = fma(load_f32(arena, p + 12 * W), splat(x[c + 3]), a3)
+        for c in range(cols - cols % 4, cols):
+            a0 = fma(load_f32(arena, at + c * W * 4), splat(x[c]), a0)
+        store_f32(out, out_at + t * W, add(add(a0, a1), add(a2, a3)))
+
+
+@kernel
+def matvec_f16(out, out_at, arena, data_at, cols, x, t0, t1):
+    """As :func:`matvec_f32` for f16 weights."""
+    for t in range(t0, t1):
+        at = data_at + t * cols * W * 2
+        a0 = splat(np.float32(0))
+        a1, a2, a3 = a0, a0, a0
+        for c in range(0, cols - 3, 4):
+            p = at + c * W * 2
+            a0 = fma(load_f16(arena, p), splat(x[c]), a0)
+            a1 = fma(load_f16(arena, p + 2 * W), splat(x[c + 1]), a1)
+            a2 = fma(load_f16(arena, p + 4 * W), splat(x[c + 2]), a2)
+            a3 = fma(load_f16(arena, p + 6 * W), splat(x[c + 3]), a3)
+        for c in range(cols - cols % 4, cols):
+            a0 = fma(load_f16(arena, at + c * W * 2), splat(x[c]), a0)
+        store_f32(out, out_at + t * W, add(add(a0, a1), add(a2, a3)))
+
+
+@kernel
+def matvec_bf16(out, out_at, arena, data_at, cols, x, t0, t1):
+    """As :func:`matvec_f32` for bf16 weights."""
+    for t in range(t0, t1):
+        at = data_at + t * cols * W * 2
+        a0 = splat(np.float32(0))
+        a1, a2, a3 = a0, a0, a0
+        for c in range(0, cols - 3, 4):
+            p = at + c * W * 2
+            a0 = fma(load_bf16(arena, p), splat(x[c]), a0)
+            a1 = fma(load_bf16(arena, p + 2 * W), splat(x[c + 1]), a1)
+            a2 = fma(load_bf16(arena, p + 4 * W), splat(x[c + 2]), a2)
+            a3 = fma(load_bf16(arena, p + 6 * W), splat(x[c + 3]), a3)
+        for c in range(cols - cols % 4, cols):
+            a0 = fma(load_bf16(arena, at + c * W * 2), splat(x[c]), a0)
+        store_f32(out, out_at + t * W, add(add(a0, a1), add(a2, a3)))
+
+
+@kernel
+def matvec_q8_0(out, out_at, arena, data_at, scale_at, cols, xq, xs, xn, t0, t1):
+    """out[out_at + r] = sum over blocks of d_w * d_x * (sum of q_w * q_x), exact in i32 within a block."""
+    blocks = cols // 32
+    for t in range(t0, t1):
+        acc = splat(np.float32(0))
+        for b in range(blocks):
+            p = data_at + (t * blocks + b) * 32 * W
+            s0 = splat_i32(np.int32(-Q8_BIAS * xn[b]))
+            s1 = splat_i32(np.int32(0))
+            for g in range(0, 8, 2):
+                s0 = dot4_q8(s0, load_bytes(arena, p + g * 4 * W), broadcast4(xq, b * 32 + g * 4))
+                s1 = dot4_q8(s1, load_bytes(arena, p + (g + 1) * 4 * W), broadcast4(xq, b * 32 + g * 4 + 4))
+            d = mul(load_f16(arena, scale_at + (t * blocks + b) * 2 * W), splat(xs[b]))
+            acc = fma(as_f32(add_i32(s0, s1)), d, acc)
+        store_f32(out, out_at + t * W, acc)
+
+
+@kernel
+def matvec_q4_0(out, out_at, arena, data_at, scale_at, cols, xq, xs, xn, t0, t1):
+    """As :func:`matvec_q8_0` for nibbles with offset 8."""
+    blocks = cols // 32
+    for t in range(t0, t1):
+        acc = splat(np.float32(0))
+        for b in range(blocks):
+            p = data_at + (t * blocks + b) * 16 * W
+            s0 = splat_i32(np.int32(-8 * xn[b]))
+            s1 = splat_i32(np.int32(0))
+            for g in range(4):
+                nibbles = load_bytes(arena, p + g * 4 * W)
+                s0 = dot4_nibbles(s0, low_nibbles(nibbles), broadcast4(xq, b * 32 + g * 4))
+                s1 = dot4_nibbles(s1, high_nibbles(nibbles), broadcast4(xq, b * 32 + 16 + g * 4))
+            d = mul(load_f16(arena, scale_at + (t * blocks + b) * 2 * W), splat(xs[b]))
+            acc = fma(as_f32(add_i32(s0, s1)), d, acc)
+        store_f32(out, out_at + t * W, acc)
+
+
+@kernel
+def matvec_q4_1(out, out_at, arena, data_at, scale_at, cols, xq, xs, xn, t0, t1):
+    """out[out_at + r] = sum over blocks of d_w * d_x * (sum of q_w * q_x) + m_w * d_x * (sum of q_x)."""
+    blocks = cols // 32
+    for t in range(t0, t1):
+        acc = splat(np.float32(0))
+        low = splat(np.float32(0))
+        for b in range(blocks):
+            p = data_at + (t * blocks + b) * 16 * W
+            s0 = splat_i32(np.int32(0))
+            s1 = s0
+            for g in range(4):
+                nibbles = load_bytes(arena, p + g * 4 * W)
+                s0 = dot4_nibbles(s0, low_nibbles(nibbles), broadcast4(xq, b * 32 + g * 4))
+                s1 = dot4_nibbles(s1, high_nibbles(nibbles), broadcast4(xq, b * 32 + 16 + g * 4))
+            q = scale_at + (t * blocks + b) * 4 * W
+            acc = fma(as_f32(add_i32(s0, s1)), mul(load_f16(arena, q), splat(xs[b])), acc)
+            low = fma(load_f16(arena, q + 2 * W), splat(np.float32(xs[b] * np.float32(xn[b]))), low)
+        store_f32(out, out_at + t * W, add(acc, low))
+
+
+@kernel
+def matvec(out, out_at, arena, ops, i, x, xq, xs, xn, t0, t1):
+    """Dispatch on ``ops[i]`` = i64 (format, data offset, scale offset, tiles, columns) once per call, outside every loop."""
+    fmt, data_at, scale_at, cols = ops[i, 0], ops[i, 1], ops[i, 2], ops[i, 4]
+    if fmt == Q4_0:
+        matvec_q4_0(out, out_at, arena, data_at, scale_at, cols, xq, xs, xn, t0, t1)
+    elif fmt == Q8_0:
+        matvec_q8_0(out, out_at, arena, data_at, scale_at, cols, xq, xs, xn, t0, t1)
+    elif fmt == Q4_1:
+        matvec_q4_1(out, out_at, arena, data_at, scale_at, cols, xq, xs, xn, t0, t1)
+    elif fmt == F16:
+        matvec_f16(out, out_at, arena, data_at, cols, x, t0, t1)
+    elif fmt == BF16:
+        matvec_bf16(out, out_at, arena, data_at, cols, x, t0, t1)
+    else:
+        matvec_f32(out, out_at, arena, data_at, cols, x, t0, t1)
+
+
+@kernel
+def read_row(out, arena, ops, i, row):
+    """out[c] = W[row, c] for all columns: one embedding row out of packed tiles."""
+    fmt, data_at, scale_at, cols = ops[i, 0], ops[i, 1], ops[i, 2], ops[i, 4]
+    t, r = row // W, row % W
+    blocks = cols // 32
+    if fmt == F32:
+        for c in range(cols):
+            out[c] = load_scalar_f32(arena, data_at + ((t * cols + c) * W + r) * 4)
+    elif fmt == F16:
+        for c in range(cols):
+            out[c] = load_scalar_f16(arena, data_at + ((t * cols + c) * W + r) * 2)
+    elif fmt == BF16:
+        for c in range(cols):
+            out[c] = load_scalar_bf16(arena, data_at + ((t * cols + c) * W + r) * 2)
+    elif fmt == Q8_0:
+        for b in range(blocks):
+            d = load_scalar_f16(arena, scale_at + ((t * blocks + b) * W + r) * 2)
+            for c in range(32):
+                at = data_at + (((t * blocks + b) * 8 + c // 4) * W + r) * 4 + c % 4
+                q = np.int32(arena[at])
+                if Q8_BIAS == 0 and q >= 128:
+                    q -= np.int32(256)
+                out[b * 32 + c] = d * np.float32(q - Q8_BIAS)
+    else:
+        per = 2 if fmt == Q4_1 else 1
+        for b in range(blocks):
+            at = scale_at + ((t * blocks + b) * per * W + r) * 2
+            d = load_scalar_f16(arena, at)
+            low = load_scalar_f16(arena, at + 2 * W) if fmt == Q4_1 else d * np.float32(-8)
+            for c in range(16):
+                byte = np.int32(arena[data_at + (((t * blocks + b) * 4 + c // 4) * W + r) * 4 + c % 4])
+                out[b * 32 + c] = d * np.float32(byte & 15) + low
+                out[b * 32 + 16 + c] = d * np.float32(byte >> 4) + low
