@@ -1,0 +1,139 @@
+"""Was the machine ours while we timed? CPU time of others, stolen time, involuntary switches, and a sentinel workload.
+
+Counters are read before and after a batch of rounds; only differences matter. Each is None where the platform does not
+tell (all but the switches need Linux's ``/proc``), and None raises no flag.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+MAX_OTHER_SHARE = 0.04  # CPU seconds of other processes per second and CPU
+MAX_STEAL_SHARE = 0.01  # stolen seconds per second and CPU
+MAX_SWITCHES_PER_S = 30.0  # kernel housekeeping alone stays in single digits; a shared core gives hundreds
+_TICKS_OF_SLACK = 3  # /proc counts in ticks, and each end of an interval can be off by one
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Running totals at one moment.
+
+    Attributes:
+        wall_s: monotonic clock.
+        busy_s: CPU seconds all processes together have used, stolen time not included.
+        own_s: CPU seconds of this process and the named peers.
+        steal_s: CPU seconds the hypervisor gave to other guests.
+        switches: involuntary context switches of this process.
+    """
+
+    wall_s: float
+    busy_s: float | None = None
+    own_s: float | None = None
+    steal_s: float | None = None
+    switches: int | None = None
+
+
+def read_counters(pids: Sequence[int] = (), root: Path = Path("/")) -> Counters:
+    """The counters now; ``pids`` are peers whose CPU time counts as ours."""
+    cpu = _cpu_line(root)
+    tick = _tick_s()
+    own = time.process_time()
+    peers = [_process_s(pid, root, tick) for pid in pids]
+    busy = steal = None
+    if cpu is not None:
+        user, nice, system, _idle, _wait, irq, softirq, stolen = cpu
+        busy, steal = (user + nice + system + irq + softirq) * tick, stolen * tick
+    return Counters(
+        wall_s=time.perf_counter(),
+        busy_s=busy,
+        own_s=None if None in peers else own + sum(s for s in peers if s is not None),
+        steal_s=steal,
+        switches=_switches(),
+    )
+
+
+def contention_flags(before: Counters, after: Counters) -> tuple[str, ...]:
+    """Why the time between two readings was not ours alone: ``other-processes``, ``steal``, ``preempted``."""
+    wall = max(after.wall_s - before.wall_s, 1e-9)
+    slack = _TICKS_OF_SLACK * _tick_s()
+    cpus = os.cpu_count() or 1
+    flags = []
+    busy, own = _difference(before.busy_s, after.busy_s), _difference(before.own_s, after.own_s)
+    if busy is not None and own is not None and busy - own > MAX_OTHER_SHARE * wall * cpus + slack:
+        flags.append("other-processes")
+    steal = _difference(before.steal_s, after.steal_s)
+    if steal is not None and steal > MAX_STEAL_SHARE * wall * cpus + slack:
+        flags.append("steal")
+    switches = _difference(before.switches, after.switches)
+    if switches is not None and switches > MAX_SWITCHES_PER_S * wall + 5:
+        flags.append("preempted")
+    return tuple(flags)
+
+
+def load_average() -> tuple[float, float, float] | None:
+    """Runnable processes averaged over 1, 5 and 15 minutes; None on Windows."""
+    return os.getloadavg() if hasattr(os, "getloadavg") else None
+
+
+def sentinel() -> Callable[[], float]:
+    """A small fixed workload that lives in the first-level cache; calling it returns its seconds, best of five.
+
+    Timed in every round, it tells a slower clock from a slower subject. It touches some 12 KiB, so it evicts nothing.
+    """
+    x = np.linspace(0.5, 1.5, 1024, dtype=np.float32)
+    y = np.empty_like(x)
+
+    def run() -> float:
+        best = float("inf")
+        for _ in range(5):
+            start = time.perf_counter()
+            for _ in range(30):
+                np.sqrt(x, out=y)
+                np.multiply(x, y, out=y)
+            best = min(best, time.perf_counter() - start)
+        return best
+
+    return run
+
+
+def _difference(before: float | None, after: float | None) -> float | None:
+    return None if before is None or after is None else after - before
+
+
+def _cpu_line(root: Path) -> list[int] | None:
+    """First eight columns of the ``cpu`` line of /proc/stat: user nice system idle iowait irq softirq steal, in ticks."""
+    try:
+        first = (root / "proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()
+    except (OSError, UnicodeDecodeError):
+        return None
+    columns = first[1:9]
+    return [int(x) for x in columns] if len(columns) == 8 and all(x.isdigit() for x in columns) else None
+
+
+def _process_s(pid: int, root: Path, tick: float) -> float | None:
+    """User and system seconds of process ``pid``."""
+    try:
+        text = (root / f"proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    columns = text.rpartition(")")[2].split()  # the name before it may hold spaces
+    return (int(columns[11]) + int(columns[12])) * tick if len(columns) > 12 else None
+
+
+def _tick_s() -> float:
+    return 1.0 / os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 0.01
+
+
+def _switches() -> int | None:
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw

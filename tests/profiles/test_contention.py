@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from deepthin.profiles.contention import Counters, contention_flags, read_counters, sentinel
+
+START = Counters(wall_s=0.0, busy_s=100.0, own_s=10.0, steal_s=1.0, switches=50)
+
+
+def test_a_quiet_second_raises_no_flag() -> None:
+    assert contention_flags(START, Counters(1.0, 102.0, 12.0, 1.0, 53)) == ()
+
+
+@pytest.mark.parametrize(
+    ("after", "flag"),
+    [
+        (Counters(1.0, 102.5 + (os.cpu_count() or 1), 12.0, 1.0, 50), "other-processes"),
+        (Counters(1.0, 102.0, 12.0, 1.1 + 0.1 * (os.cpu_count() or 1), 50), "steal"),
+        (Counters(1.0, 102.0, 12.0, 1.0, 250), "preempted"),
+    ],
+)
+def test_each_disturbance_has_its_flag(after: Counters, flag: str) -> None:
+    assert contention_flags(START, after) == (flag,)
+
+
+def test_what_the_platform_does_not_tell_raises_no_flag() -> None:
+    assert contention_flags(Counters(0.0), Counters(5.0)) == ()
+    assert contention_flags(START, Counters(1.0, 500.0, None, None, None)) == ()
+
+
+def test_counters_from_a_tree(tmp_path: Path) -> None:
+    tick = 1.0 / os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 0.01
+    (tmp_path / "proc/42").mkdir(parents=True)
+    (tmp_path / "proc/stat").write_text("cpu  100 10 20 5000 7 3 4 9 0 0\ncpu0 1 2 3 4 5 6 7 8 0 0\n")
+    numbers = ["0"] * 10 + ["300", "200"] + ["0"] * 5
+    (tmp_path / "proc/42/stat").write_text(f"42 (a peer) S {' '.join(numbers)}")
+    alone, with_peer = read_counters(root=tmp_path), read_counters([42], tmp_path)
+    assert alone.busy_s == pytest.approx(137 * tick)
+    assert alone.steal_s == pytest.approx(9 * tick)
+    assert alone.own_s is not None
+    assert with_peer.own_s is not None
+    assert with_peer.own_s - alone.own_s == pytest.approx(500 * tick, abs=0.5)  # our own CPU time moves a little between
+
+
+def test_no_proc_and_dead_peers_give_none(tmp_path: Path) -> None:
+    assert read_counters(root=tmp_path).busy_s is None
+    assert read_counters([999_999_999], tmp_path).own_s is None
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/stat").write_text("cpu gibberish\n")
+    assert read_counters(root=tmp_path).steal_s is None
+
+
+def test_sentinel_returns_seconds() -> None:
+    assert 0 < sentinel()() < 1
