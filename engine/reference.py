@@ -1,0 +1,137 @@
+"""The decoder in plain NumPy: slow, short, and the oracle for kernels, exports and peers. Uses no kernel and no compiler.
+
+L layers   D hidden size   H query heads   K key/value heads   E head dim   F MLP width   V vocabulary
+S tokens given now   T tokens in the cache, these included   G = H // K query heads per key head
+
+block      x += Wo attention(rope(Wq n), rope(Wk n), Wv n)        n = norm(x)
+           x += Wdown (silu(Wgate n) * Wup n)                     n = norm(x)
+norm       n_i = g_i x_i / sqrt(mean(x^2) + eps)
+rope       with a = t theta^(-2i/E):  (u_i, u_{i+E/2}) -> (u_i cos a - u_{i+E/2} sin a, u_{i+E/2} cos a + u_i sin a)
+attention  head h reads key head h // G; softmax(q.k / sqrt(E)) over the positions up to its own
+logits     Whead norm(x); the head is the embedding when tied
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from deepthin.engine.arrays import F32, F64
+from deepthin.engine.errors import UnsupportedError, UsageError
+from deepthin.engine.shape import Shape
+from deepthin.engine.tensors import tensor_specs
+
+
+class Reference:
+    """A decoder with its cache, over weights that are already plain numbers.
+
+    Args:
+        shape: what the weights are of.
+        weights: f32 by canonical name, rows in canonical order (``Model.dequantized()``).
+        dtype: what everything is computed in; annotations below say F64, which is the default.
+
+    Raises:
+        UnsupportedError: the shape has a part that is not written here.
+        UsageError: a weight is missing or has other dimensions than the shape needs.
+    """
+
+    def __init__(self, shape: Shape, weights: Mapping[str, F32], dtype: npt.DTypeLike = np.float64) -> None:
+        if shape.mlp != "swiglu" or shape.qk_norm:
+            what = f"mlp={shape.mlp}" if shape.mlp != "swiglu" else "qk_norm"
+            raise UnsupportedError(f"reference decoder: {what} is not implemented; it runs swiglu without qk_norm")
+        for spec in tensor_specs(shape):
+            found = weights[spec.name].shape if spec.name in weights else None
+            if found != spec.dims:
+                raise UsageError(f"reference decoder: weight '{spec.name}' is {found}, but {spec.dims} is needed")
+        self.shape = shape
+        self._dtype = np.dtype(dtype)
+        self._weights = {spec.name: np.asarray(weights[spec.name], self._dtype) for spec in tensor_specs(shape)}
+        pairs = np.arange(shape.head_dim // 2, dtype=np.float64)
+        self._frequencies: F64 = np.float64(shape.rope_theta) ** (-2.0 * pairs / shape.head_dim)
+        self.reset()
+
+    @property
+    def position(self) -> int:
+        """Tokens in the cache."""
+        return self._position
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        empty = np.empty((0, self.shape.num_kv_heads, self.shape.head_dim), self._dtype)
+        self._keys = [empty] * self.shape.num_executed_layers
+        self._values = [empty] * self.shape.num_executed_layers
+        self._position = 0
+
+    def logits(self, ids: Sequence[int]) -> F64:
+        """Append ``ids`` [S] to the cache; returns the logits behind each of them, [S, V].
+
+        Raises:
+            UsageError: no id, one outside the vocabulary, or more tokens than ``max_seq_len``.
+        """
+        tokens = np.asarray(ids, np.int64)
+        if tokens.ndim != 1 or not tokens.size or tokens.min() < 0 or tokens.max() >= self.shape.vocab_size:
+            raise UsageError(f"reference decoder: token ids must be one or more numbers from 0 to {self.shape.vocab_size - 1}")
+        if self._position + tokens.size > self.shape.max_seq_len:
+            raise UsageError(
+                f"reference decoder: {self._position + tokens.size} tokens exceed the context of {self.shape.max_seq_len}"
+            )
+        x = self._weights["token_embd"][tokens]
+        for run in range(self.shape.num_executed_layers):
+            x = self._block(run, x)
+        self._position += tokens.size
+        head = self._weights["token_embd" if self.shape.tie_word_embeddings else "output"]
+        out: F64 = self._norm(x, "output_norm") @ head.T
+        return out
+
+    def _block(self, run: int, x: F64) -> F64:
+        """Run number ``run`` of a block on x [S, D]; each run has a cache of its own, shared blocks share weights."""
+        name = f"blk.{run // self.shape.layer_sharing}."
+        x = x + self._attention(run, name, self._norm(x, name + "attn_norm")) @ self._weights[name + "attn_output"].T
+        n = self._norm(x, name + "ffn_norm")
+        inner = _silu(n @ self._weights[name + "ffn_gate"].T) * (n @ self._weights[name + "ffn_up"].T)
+        out: F64 = x + inner @ self._weights[name + "ffn_down"].T
+        return out
+
+    def _attention(self, run: int, name: str, n: F64) -> F64:
+        """Append keys and values of n [S, D], then attend; returns [S, H·E]."""
+        tokens, width = len(n), self.shape.head_dim
+        q = self._rope((n @ self._weights[name + "attn_q"].T).reshape(tokens, self.shape.num_heads, width))
+        k = self._rope((n @ self._weights[name + "attn_k"].T).reshape(tokens, self.shape.num_kv_heads, width))
+        v = (n @ self._weights[name + "attn_v"].T).reshape(tokens, self.shape.num_kv_heads, width)
+        keys = self._keys[run] = np.concatenate([self._keys[run], k])
+        values = self._values[run] = np.concatenate([self._values[run], v])
+        group = self.shape.num_heads // self.shape.num_kv_heads
+        future = np.arange(len(keys))[None, :] > self._position + np.arange(tokens)[:, None]  # [S, T]
+        out = np.empty_like(q)
+        for h in range(self.shape.num_heads):
+            scores = q[:, h] @ keys[:, h // group].T / math.sqrt(width)
+            scores[future] = -np.inf
+            out[:, h] = _softmax(scores) @ values[:, h // group]
+        return out.reshape(tokens, -1)
+
+    def _rope(self, u: F64) -> F64:
+        """Turn u [S, heads, E] by the positions that follow the cache; angles are always f64."""
+        angles = (self._position + np.arange(len(u)))[:, None] * self._frequencies[None, :]
+        cos, sin = (f(angles).astype(self._dtype)[:, None, :] for f in (np.cos, np.sin))
+        first, second = np.split(u, 2, axis=-1)
+        return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+    def _norm(self, x: F64, name: str) -> F64:
+        mean_square = np.mean(x * x, axis=-1, keepdims=True)
+        out: F64 = x / np.sqrt(mean_square + self.shape.rms_norm_eps) * self._weights[name]
+        return out
+
+
+def _silu(x: F64) -> F64:
+    """Return x sigmoid(x), through tanh so that no exponential overflows."""
+    out: F64 = x * (1 + np.tanh(x / 2)) / 2
+    return out
+
+
+def _softmax(scores: F64) -> F64:
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    out: F64 = weights / weights.sum(axis=-1, keepdims=True)
+    return out
