@@ -1,0 +1,209 @@
+"""Writes a bundle: one set of weights as a Hugging Face folder, ONNX and GGUF files, and a manifest, whole or not at all.
+
+Each quantisation is made once and its integers go into the GGUF and the ONNX file alike. Layout:
+
+    hf/config.json, model.safetensors, generation_config.json, and tokenizer files if the model has a tokenizer
+    onnx/model.onnx (f32), model_q4.onnx (q4_0), model_q4_1.onnx, model_q8_0.onnx
+    gguf/model-<quant>.gguf
+    manifest.json
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from deepthin._version import VERSION
+from deepthin.engine.accounting import count_bytes, count_params
+from deepthin.engine.errors import DeepthinError, FormatError, UsageError
+from deepthin.engine.formats import format_named
+from deepthin.engine.model import Model
+from deepthin.export.feasibility import TARGETS, refusals, require_targets
+from deepthin.export.gguf_writer import body_format, write_gguf
+from deepthin.export.manifest import FILE_NAME, SCHEMA, BundleFile, read_manifest, sha256_of, unlisted_files, write_manifest
+
+ONNX_NAMES = {"f32": "model.onnx", "q4_0": "model_q4.onnx", "q4_1": "model_q4_1.onnx", "q8_0": "model_q8_0.onnx"}
+DEFAULT_QUANTS = ("f32", "f16", "q8_0", "q4_0")
+
+
+def export_bundle(
+    model: Model,
+    out: Path,
+    *,
+    targets: Sequence[str] = TARGETS,
+    quants: Sequence[str] = DEFAULT_QUANTS,
+    hf_dtype: str = "f32",
+    accuracy_level: int = 0,
+    skip_infeasible: bool = False,
+    seed: int | None = None,
+    created_utc: str | None = None,
+    overwrite: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Write ``model`` to the folder ``out`` and return the manifest.
+
+    Matrices already stored as a wanted quantisation are copied bit for bit; all others are dequantised and quantised
+    anew, so ``q4_0`` of a q4_1 model is a second rounding, while its ``q4_1`` keeps every integer.
+
+    Args:
+        model: any stored formats.
+        out: absent, empty, or (with ``overwrite``) an older bundle without foreign files.
+        targets: of hf, onnx and gguf.
+        quants: of the GGUF files; ONNX gets those that it has operators for (f32, q8_0, q4_0, q4_1).
+        hf_dtype: f32, f16 or bf16.
+        accuracy_level: of 4 and 8 bit ONNX weights; see :func:`deepthin.export.onnx_model.write_onnx`.
+        skip_infeasible: leave out targets that cannot express the shape and say so in the manifest.
+        seed: of random weights, for the manifest.
+        created_utc: time for the manifest; without one the whole bundle depends on the model alone.
+        overwrite: replace an older bundle.
+        progress: told the path of each file before it is written.
+
+    Raises:
+        UsageError: an unknown target or quantisation, or nothing to write.
+        UnsupportedError: a target cannot express the shape (all of them, with ``skip_infeasible``).
+        FormatError: ``out`` is in use, or a value fits no wanted format.
+        DeepthinError: the file system refuses.
+    """
+    targets, quants = tuple(dict.fromkeys(targets)), tuple(dict.fromkeys(format_named(quant).name for quant in quants))
+    refused = refusals(targets, model.shape)
+    if not skip_infeasible:
+        require_targets(targets, model.shape)
+    feasible = [target for target in targets if target not in refused]
+    if refused and not feasible:
+        require_targets(targets, model.shape)
+    no_operator = [quant for quant in quants if quant not in ONNX_NAMES] if "onnx" in feasible else []
+    if not feasible or not (quants or feasible == ["hf"]) or (feasible == ["onnx"] and len(no_operator) == len(quants)):
+        raise UsageError(
+            f"nothing to export: targets {list(targets)} with quants {list(quants)}; targets are {', '.join(TARGETS)}, "
+            f"and ONNX files come in {', '.join(ONNX_NAMES)}"
+        )
+    _require_free(out, overwrite)
+    partial = out.parent / f".{out.name}.partial-{secrets.token_hex(4)}"
+    writer = _Writer(partial, progress or (lambda path: None))
+    try:
+        partial.mkdir(parents=True)
+        writer.write(model, feasible, quants, hf_dtype, accuracy_level)
+        document = {
+            "schema": SCHEMA,
+            "version": VERSION,
+            "created_utc": created_utc,
+            "name": model.name,
+            "shape": model.shape.to_json(),
+            "params": count_params(model.shape).total,
+            "seed": seed,
+            "source_quant": body_format(model).name,
+            "targets": feasible,
+            "quants": list(quants),
+            "refused": refused,
+            "not_in_onnx": no_operator,
+            "files": [asdict(file) for file in writer.files],
+            "versions": {"deepthin": VERSION, **{name: version(name) for name in ("numpy", "onnx")}},
+        }
+        write_manifest(partial, document)
+        _move_into_place(partial, out)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise DeepthinError(f"{out}: the bundle cannot be written ({reason}); is there space and permission?") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return document
+
+
+@dataclass
+class _Writer:
+    """Writes the files of one bundle below ``folder`` and remembers them."""
+
+    folder: Path
+    progress: Callable[[str], None]
+    files: list[BundleFile] = field(default_factory=list)
+
+    def write(self, model: Model, targets: Sequence[str], quants: Sequence[str], hf_dtype: str, accuracy_level: int) -> None:
+        for target in targets:
+            (self.folder / target).mkdir()
+        if "hf" in targets:
+            self._hf(model, hf_dtype)
+        for quant in quants:
+            wants_onnx = "onnx" in targets and quant in ONNX_NAMES
+            if not wants_onnx and "gguf" not in targets:
+                continue
+            stored = model.quantized(quant)
+            if wants_onnx:
+                self._onnx(stored, quant, accuracy_level)
+            if "gguf" in targets:
+                self._gguf(stored, quant)
+
+    def _hf(self, model: Model, dtype: str) -> None:
+        from deepthin.export.hf_folder import write_hf_folder  # loads `tokenizers`
+
+        self.progress("hf/model.safetensors")
+        written = write_hf_folder(model, self.folder / "hf", dtype=dtype)
+        _require_size("hf/model.safetensors", written, _plain_bytes(model, dtype))
+        for path in sorted((self.folder / "hf").iterdir()):
+            weights = path.suffix == ".safetensors"
+            self._add(path, "hf", path.suffix[1:], dtype, written if weights else 0)
+
+    def _onnx(self, stored: Model, quant: str, accuracy_level: int) -> None:
+        from deepthin.export.onnx_model import onnx_bytes, write_onnx  # loads `onnx`
+
+        name = ONNX_NAMES[quant]
+        self.progress(f"onnx/{name}")
+        paths, written = write_onnx(stored, self.folder / "onnx" / name, accuracy_level=accuracy_level)
+        _require_size(f"onnx/{name}", written, onnx_bytes(stored.shape, quant))
+        for path in paths:
+            self._add(path, "onnx", path.suffix[1:], quant, written if path is paths[-1] else 0)
+
+    def _gguf(self, stored: Model, quant: str) -> None:
+        path = self.folder / "gguf" / f"model-{quant}.gguf"
+        self.progress(f"gguf/{path.name}")
+        written = write_gguf(stored, path, file_format=format_named(quant))
+        _require_size(f"gguf/{path.name}", written, count_bytes(stored.shape, quant).total)
+        self._add(path, "gguf", "gguf", quant, written)
+
+    def _add(self, path: Path, target: str, kind: str, quant: str, tensor_bytes: int) -> None:
+        name = path.relative_to(self.folder).as_posix()
+        self.files.append(BundleFile(name, path.stat().st_size, sha256_of(path), target, kind, quant, tensor_bytes))
+
+
+def _plain_bytes(model: Model, dtype: str) -> int:
+    return count_params(model.shape).total * format_named(dtype).block_bytes
+
+
+def _require_size(name: str, written: int, predicted: int) -> None:
+    if written != predicted:
+        raise AssertionError(f"Bug: {name} holds {written} bytes of weights, but {predicted} were predicted")
+
+
+def _require_free(out: Path, overwrite: bool) -> None:
+    if out.is_symlink() or (out.exists() and not out.is_dir()):
+        raise FormatError(f"{out}: is {'a link' if out.is_symlink() else 'a file'}; name a folder that does not exist yet")
+    if not out.exists() or not any(out.iterdir()):
+        return
+    if not (out / FILE_NAME).is_file():
+        raise FormatError(f"{out}: is not empty and no bundle (it has no {FILE_NAME}); name another folder")
+    if not overwrite:
+        raise FormatError(f"{out}: holds a bundle already; name another folder or ask to overwrite it")
+    foreign = unlisted_files(out, (file.path for file in read_manifest(out).files))
+    if foreign:
+        raise FormatError(
+            f"{out}: holds '{foreign[0]}', which is no part of the bundle there, so it is not overwritten; move it away"
+        )
+
+
+def _move_into_place(partial: Path, out: Path) -> None:
+    """Put ``partial`` at ``out``; an older bundle there is set aside first and comes back if that fails."""
+    if not out.exists():
+        partial.rename(out)
+        return
+    aside = out.parent / f".{out.name}.replaced-{secrets.token_hex(4)}"
+    out.rename(aside)
+    try:
+        partial.rename(out)
+    except OSError:
+        aside.rename(out)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
