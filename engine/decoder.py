@@ -20,24 +20,17 @@ from deepthin.engine.arrays import F32, F64, I64
 from deepthin.engine.cpu import simd_target
 from deepthin.engine.errors import UsageError
 from deepthin.engine.kernels import decode as k
-from deepthin.engine.kernels.sync import CTL_WORDS
+from deepthin.engine.kernels.sync import CTL_WORDS, cycles
 from deepthin.engine.model import Model
 from deepthin.engine.plan import Plan, aligned_bytes, plan_model
-from deepthin.engine.simd import Q8_BIAS, W, read_cycles
-from deepthin.engine.jit import kernel
 from deepthin.engine.shape import Shape
+from deepthin.engine.simd import Q8_BIAS, W
 
 # how long a waiting thread spins before it parks: a barrier inside a token is reached by all within some 10 us unless one
 # of them lost its core; between tokens Python samples for some 50 us
 _SPIN_S = 50e-6
 _IDLE_SPIN_S = 300e-6
 _LOGIT_ROWS = 32
-
-
-@kernel
-def _cycles() -> int:
-    """The cycle counter."""
-    return read_cycles()
 
 
 def default_threads() -> int:
@@ -61,8 +54,8 @@ class Runner:
             raise UsageError(f"context is {context}, but 1 to {1 << 22} positions can be cached")
         self.plan, self.threads = plan, threads
         self.context = -(-context // W) * W
-        hidden, inner, vocab, head = (_padded(n) for n in (shape.hidden_size, shape.intermediate_size, shape.vocab_size, shape.head_dim))
-        q_size, kv_size = _padded(shape.q_size), _padded(shape.kv_size)
+        hidden, inner, vocab = _padded(shape.hidden_size), _padded(shape.intermediate_size), _padded(shape.vocab_size)
+        head, q_size, kv_size = _padded(shape.head_dim), _padded(shape.q_size), _padded(shape.kv_size)
         widest = max(hidden, inner, q_size, head)
         self.vocab_padded = vocab
         rate = cycles_per_second()
@@ -86,11 +79,12 @@ class Runner:
         self.ctl = aligned_bytes(CTL_WORDS * 4).view(np.int32)
         cosine, sine = rope_tables(shape, self.context)
         cached = plan.num_blocks * shape.num_kv_heads * self.context
+        self.keys, self.values = np.zeros(cached * shape.head_dim, np.float32), np.zeros(cached * head, np.float32)
         self.arrays: tuple[Any, ...] = (
             self.ctl, self.ints, np.float32(shape.rms_norm_eps), self.tokens, plan.ops, plan.arena, plan.norms.reshape(-1),
             cosine, sine,
             _f32(hidden), _f32(q_size + 2 * kv_size), _f32(max(q_size, hidden)), _f32(inner), _f32(max(inner, hidden)),
-            self.logits, np.zeros(cached * shape.head_dim, np.float32), np.zeros(cached * head, np.float32),
+            self.logits, self.keys, self.values,
             _rows(threads, widest, np.float32), _rows(threads, widest, np.int8),
             _rows(threads, widest // 32 + 1, np.float32), _rows(threads, widest // 32 + 1, np.int32),
             _rows(threads, self.context, np.float32), _rows(threads, head, np.float32),
@@ -108,6 +102,11 @@ class Runner:
         """Run ``self.tokens[:num_tokens]`` at ``position``; ``logits`` is one of the kernels' LOGITS_ values."""
         self.ints[k.NUM_TOKENS], self.ints[k.POSITION], self.ints[k.LOGITS] = num_tokens, position, logits
         k.run_job(self.threads, *self.arrays)
+
+    def fill_cache(self, value: float) -> None:
+        """Write every cached key and value, so that their pages exist and reading them costs what it would."""
+        self.keys.fill(value)
+        self.values.fill(value)
 
     def close(self) -> None:
         """Stop the workers; the runner cannot be used afterwards."""
@@ -158,7 +157,7 @@ class Decoder:
         """Append one id and return the logits f32 [V] after it; a view, valid until the next call."""
         return self.prefill((token,))
 
-    def all_logits(self, ids: Sequence[int]) -> F32:
+    def logits(self, ids: Sequence[int]) -> F32:
         """Append ``ids`` and return the logits f32 [S, V] after each of them."""
         tokens = self._checked(ids)
         out = np.empty((len(tokens), self.shape.vocab_size), np.float32)
@@ -168,8 +167,6 @@ class Decoder:
             rows = self._runner.logits.reshape(_LOGIT_ROWS, -1)[: len(part), : self.shape.vocab_size]
             out[start : start + len(part)] = rows
         return out
-
-    logits = all_logits
 
     def last_times(self) -> TokenTimes:
         """Where the time of the last decoded token went, from cycle counts taken by thread 0 at each block's last barrier."""
@@ -226,10 +223,10 @@ _rate: list[float] = []
 def cycles_per_second() -> float:
     """Rate of the cycle counter, calibrated once per process against ``perf_counter`` over 20 ms."""
     if not _rate:
-        _cycles()
-        start_s, start = time.perf_counter(), _cycles()
+        cycles()
+        start_s, start = time.perf_counter(), cycles()
         time.sleep(0.02)
-        end, end_s = _cycles(), time.perf_counter()
+        end, end_s = cycles(), time.perf_counter()
         _rate.append((end - start) / (end_s - start_s))
     return _rate[0]
 

@@ -62,7 +62,9 @@ class BlockFormat:
         return cols // self.block_elements * self.block_bytes
 
 
-def _block(name: str, elements: int, fields: list[tuple[str, str, int]], gguf_type: int, file_type: int, error: float) -> BlockFormat:
+def _block(
+    name: str, elements: int, fields: list[tuple[str, str, int]], gguf_type: int, file_type: int, error: float
+) -> BlockFormat:
     dtype = np.dtype([(n, t, (count,)) if count > 1 else (n, t) for n, t, count in fields])
     return BlockFormat(name, elements, dtype, gguf_type, file_type, error)
 

@@ -91,7 +91,7 @@ class Model:
         extra = sorted(set(self.tensors) - set(specs))
         if extra:
             raise FormatError(
-                f"{self.source}: tensor '{extra[0]}' belongs to no part of shape {self.shape.text}; is this another architecture?"
+                f"{self.source}: tensor '{extra[0]}' belongs to no part of shape {self.shape.text}; another architecture?"
             )
 
     @property

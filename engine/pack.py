@@ -1,6 +1,6 @@
 """Repack stored blocks into the row-interleaved layout the kernels read (``engine/kernels/matvec.py`` draws it).
 
-    R rows    T = ceil(R / W) tiles of W rows    C columns    B = C // 32 blocks a row
+R rows    T = ceil(R / W) tiles of W rows    C columns    B = C // 32 blocks a row
 """
 
 from __future__ import annotations

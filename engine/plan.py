@@ -11,7 +11,6 @@ import numpy as np
 
 from deepthin.engine.arrays import F32, I64, U8
 from deepthin.engine.errors import UnsupportedError
-from deepthin.engine.formats import F32 as FMT_F32
 from deepthin.engine.formats import BlockFormat
 from deepthin.engine.model import Model
 from deepthin.engine.pack import ALIGNMENT, Packed, align, pack_into, place
@@ -123,7 +122,9 @@ def plan_synthetic(
         data_at = align(data_at + packed[name].data_bytes)
         scale_at = align(scale_at + packed[name].scale_bytes)
     if data_at > scales_at or scale_at > len(arena):
-        raise UnsupportedError(f"shape {shape.text}: {num_blocks} blocks need more than the {len(arena)} bytes set aside for timing")
+        raise UnsupportedError(
+            f"shape {shape.text}: {num_blocks} blocks need more than the {len(arena)} bytes set aside for timing"
+        )
     packed.setdefault("output", packed["token_embd"])
     norms = np.zeros((num_blocks * 2 + 1, _padded(width, lanes)), np.float32)
     norms[:, :width] = 1
@@ -144,6 +145,3 @@ def _ops(packed: dict[str, Packed], num_blocks: int) -> I64:
 
 def _padded(width: int, lanes: int) -> int:
     return -(-width // lanes) * lanes
-
-
-__all__ = ["BLOCK_OPS", "FMT_F32", "Plan", "aligned_bytes", "check_runnable", "plan_model", "plan_synthetic"]

@@ -1,6 +1,6 @@
 """Quantise and dequantise whole arrays, block by block, in plain NumPy; bit-equal to the ``gguf`` package.
 
-    R rows    C columns    G block elements    B = R * C // G blocks
+R rows    C columns    G block elements    B = R * C // G blocks
 """
 
 from __future__ import annotations

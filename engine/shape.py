@@ -1,6 +1,6 @@
 """The shape of a decoder-only language model: a frozen record, its text form, and checks. No arithmetic on sizes here.
 
-    L layers   D hidden size   H query heads   K key/value heads   E head dim   F MLP width   V vocabulary   S context limit
+L layers   D hidden size   H query heads   K key/value heads   E head dim   F MLP width   V vocabulary   S context limit
 """
 
 from __future__ import annotations
@@ -185,7 +185,9 @@ class Shape:
         try:
             return cls(**fields)
         except TypeError as error:
-            raise ShapeError(f"shape JSON: {error}; needed are num_layers, hidden_size, num_heads, intermediate_size, vocab_size") from error
+            raise ShapeError(
+                f"shape JSON: {error}; needed are num_layers, hidden_size, num_heads, intermediate_size, vocab_size"
+            ) from error
 
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed and all checks run again."""

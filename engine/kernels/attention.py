@@ -16,7 +16,7 @@ from deepthin.engine.simd import W, add, exp, fma, load_f32, maximum, mul, reduc
 
 @kernel
 def attend(out, out_at, q, keys, keys_at, values, values_at, num_positions, head_dim, scores, row):
-    """out = softmax(q · keys) values.
+    """Out = softmax(q · keys) values.
 
     Shapes:
         out     f32, head_dim values written at ``out_at``

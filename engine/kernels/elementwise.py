@@ -34,7 +34,7 @@ from deepthin.engine.simd import (
 
 @kernel
 def rms_norm(out, x, weight, weight_at, width, eps):
-    """out = x / sqrt(mean(x²) + eps) * weight.
+    """Out = x / sqrt(mean(x²) + eps) * weight.
 
     Shapes: out, x f32 [width padded to W]; ``weight`` f32, padded likewise, starts at ``weight_at``.
     """
@@ -71,7 +71,7 @@ def quantize(x, width, xq, xs, xn):
 
 @kernel
 def swiglu(gate, up, start, stop):
-    """gate = gate * sigmoid(gate) * up for i in start..stop-1, in place; both bounds are multiples of W."""
+    """Gate = gate * sigmoid(gate) * up for i in start..stop-1, in place; both bounds are multiples of W."""
     one, zero = splat(np.float32(1)), splat(np.float32(0))
     for i in range(start, stop, W):
         g = load_f32(gate, i)
@@ -80,7 +80,7 @@ def swiglu(gate, up, start, stop):
 
 @kernel
 def add_rows(x, y, start, stop):
-    """x += y for i in start..stop-1; both bounds are multiples of W."""
+    """X += y for i in start..stop-1; both bounds are multiples of W."""
     for i in range(start, stop, W):
         store_f32(x, i, add(load_f32(x, i), load_f32(y, i)))
 

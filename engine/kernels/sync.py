@@ -16,6 +16,12 @@ CTL_WORDS = 96
 
 
 @kernel
+def cycles():
+    """The cycle counter, for calibration from Python."""
+    return read_cycles()
+
+
+@kernel
 def wait_while(ctl, word, parked, value, spin_cycles):
     """Return once ``ctl[word]`` differs from ``value``; ``ctl[parked]`` counts the sleepers for :func:`publish`."""
     start = read_cycles()

@@ -6,10 +6,12 @@ otherwise and loads silently read the wrong memory (numba/numba#10695).
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from llvmlite import ir
 from numba.core import cgutils, types
+from numba.extending import intrinsic as _numba_intrinsic
 from numba.extending import models, register_model
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
@@ -17,7 +19,15 @@ HALF, FLOAT = ir.HalfType(), ir.FloatType()
 _ELEMENTS = {"i8": I8, "i32": I32, "f32": FLOAT}
 
 
-class Vec(types.Type):  # type: ignore[misc]
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def intrinsic(function: F) -> F:
+    """Numba's decorator, typed to return the function unchanged."""
+    return _numba_intrinsic(function)  # type: ignore[no-any-return]
+
+
+class Vec(types.Type):
     """Numba type of an LLVM vector; equal by element and lane count."""
 
     def __init__(self, element: str, lanes: int) -> None:

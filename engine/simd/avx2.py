@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba.extending import intrinsic
 
-from deepthin.engine.simd._ir import I8, I16, Vec, call, constant, vector
+from deepthin.engine.simd._ir import I8, I16, Vec, call, constant, intrinsic, vector
 
 W = 8
 Q8_BIAS = 0  # vpmaddubsw saturates at 16 bits, so 8-bit weights stay signed and go in as |w| with the sign moved over
@@ -23,7 +22,7 @@ def _dot(builder: Any, acc: Any, unsigned: Any, signed: Any) -> Any:
 
 @intrinsic
 def dot4_nibbles(typing: Any, acc: Any, weights: Any, activations: Any) -> Any:
-    """acc + dot4(u8 weights of 0..15, i8 activations); exact: a pair stays below 2 * 15 * 127 < 2^15."""
+    """Acc + dot4(u8 weights of 0..15, i8 activations); exact: a pair stays below 2 * 15 * 127 < 2^15."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return _dot(builder, *args)
@@ -33,7 +32,7 @@ def dot4_nibbles(typing: Any, acc: Any, weights: Any, activations: Any) -> Any:
 
 @intrinsic
 def dot4_q8(typing: Any, acc: Any, weights: Any, activations: Any) -> Any:
-    """acc + dot4(i8 weights, i8 activations in -127..127); exact: a pair stays within 2 * 128 * 127 < 2^15."""
+    """Acc + dot4(i8 weights, i8 activations in -127..127); exact: a pair stays within 2 * 128 * 127 < 2^15."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         acc, w, x = args

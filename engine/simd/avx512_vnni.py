@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba.extending import intrinsic
-
-from deepthin.engine.simd._ir import I32, Vec, call, vector
+from deepthin.engine.simd._ir import I32, Vec, call, intrinsic, vector
 
 W = 16
 Q8_BIAS = 128  # vpdpbusd wants its first operand unsigned: 8-bit weights are stored as q + 128
@@ -16,7 +14,7 @@ _i32, _bytes = Vec("i32", W), Vec("i8", 4 * W)
 
 @intrinsic
 def _vpdpbusd(typing: Any, acc: Any, weights: Any, activations: Any) -> Any:
-    """acc + dot4(u8 weights, i8 activations) per lane; exact, the four products are summed in i32."""
+    """Acc + dot4(u8 weights, i8 activations) per lane; exact, the four products are summed in i32."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         words = vector(I32, W)  # the i32 spelling of the operands is accepted by every LLVM version

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba.extending import intrinsic
 
-from deepthin.engine.simd._ir import I16, I32, Vec, vector
+from deepthin.engine.simd._ir import I16, I32, Vec, intrinsic, vector
 
 W = 8
 Q8_BIAS = 0
@@ -17,7 +16,7 @@ _i32, _bytes = Vec("i32", W), Vec("i8", 4 * W)
 
 @intrinsic
 def _dot4(typing: Any, acc: Any, weights: Any, activations: Any) -> Any:
-    """acc + dot4(i8 weights, i8 activations) per lane; nibbles 0..15 are the same read signed or unsigned."""
+    """Acc + dot4(i8 weights, i8 activations) per lane; nibbles 0..15 are the same read signed or unsigned."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         acc, *sides = args

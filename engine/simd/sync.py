@@ -12,9 +12,8 @@ from typing import Any
 
 from llvmlite import ir
 from numba.core import types
-from numba.extending import intrinsic
 
-from deepthin.engine.simd._ir import I32, I64, call, pointer
+from deepthin.engine.simd._ir import I32, I64, call, intrinsic, pointer
 
 _MACHINE = platform.machine().lower()
 _IS_X86 = _MACHINE in ("x86_64", "amd64")
@@ -28,7 +27,7 @@ def atomic_load(typing: Any, array: Any, index: Any) -> Any:
     """Acquire-load int32 ``array[index]``."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.load_atomic(pointer(context, builder, signature.args[0], *args, I32), "acquire", 4)
+        return builder.load_atomic(pointer(context, builder, signature.args[0], args[0], args[1], I32), "acquire", 4)
 
     return types.int32(array, types.intp), emit
 

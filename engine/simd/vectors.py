@@ -1,6 +1,6 @@
 """Vector operations whose LLVM form is the same on every CPU, for a given number of lanes.
 
-    W lanes of f32 or i32      4·W lanes of bytes
+W lanes of f32 or i32      4·W lanes of bytes
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from typing import Any
 
 from llvmlite import ir
 from numba.core import types
-from numba.extending import intrinsic
 
-from deepthin.engine.simd._ir import FLOAT, HALF, I8, I16, I32, Vec, call, constant, pointer, splat, vector
+from deepthin.engine.simd._ir import FLOAT, HALF, I8, I16, I32, Vec, call, constant, intrinsic, pointer, splat, vector
 
 # exp(x) = 2^n * 2^f with |f| <= 1/2; Taylor coefficients ln(2)^k / k!, k = 0..7: relative error below 2e-8 before rounding
 _EXP2 = [1.0, 0.6931471805599453, 0.24022650695910072, 0.05550410866482158, 0.009618129107628477]
@@ -96,7 +95,7 @@ class Vectors:
 
         @intrinsic
         def fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
-            """a * b + c, rounded once where the CPU can (it must: the portable form rounds twice)."""
+            """A * b + c, rounded once where the CPU can (it must: the portable form rounds twice)."""
 
             def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
                 if native_f16:  # every CPU with F16C or NEON that we target has FMA
