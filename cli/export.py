@@ -1,0 +1,87 @@
+"""``deepthin export SOURCE --out DIR``: one set of weights as a Hugging Face folder, ONNX and GGUF files."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from deepthin.cli.arguments import add_source, one_of, whole
+from deepthin.cli.outcome import Outcome
+from deepthin.cli.progress import Progress
+from deepthin.cli.sizes import bytes_text, count_text
+from deepthin.cli.source import open_source
+from deepthin.cli.table import table
+from deepthin.engine.formats import FORMATS
+
+TARGETS = ("hf", "onnx", "gguf")
+EXAMPLES = """examples:
+  deepthin export model.gguf --out bundle
+  deepthin export model.gguf --out bundle --to hf,gguf --quant f16,q8_0
+  deepthin export hf-folder/ --out bundle --to onnx --quant f32,q4_0
+  deepthin export smollm2-135m --out twin --seed 7      (random weights in the shape of a known model)
+
+Then: deepthin verify bundle
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of this command."""
+    add_source(parser)
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write; must be absent or empty")
+    parser.add_argument(
+        "--to", type=one_of(*TARGETS), default=list(TARGETS), metavar="T,T,..", help="of hf,onnx,gguf (default: all)"
+    )
+    default = ["f32", "f16", "q8_0", "q4_0"]
+    parser.add_argument(
+        "--quant",
+        type=one_of(*FORMATS),
+        default=default,
+        metavar="Q,Q,..",
+        help=f"of {','.join(FORMATS)} (default: {','.join(default)}); ONNX files are written for f32, q8_0, q4_0 and q4_1",
+    )
+    parser.add_argument(
+        "--hf-dtype", choices=("f32", "f16", "bf16"), default="f32", help="of the Hugging Face weights (default: f32)"
+    )
+    parser.add_argument(
+        "--init", choices=("scaled",), default="scaled", help="random weights, where SOURCE has none: residual outputs scaled"
+    )
+    parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of random weights (default: 0)")
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier export in DIR")
+
+
+def run(options: argparse.Namespace, progress: Progress) -> Outcome:
+    """Export SOURCE.
+
+    Raises:
+        DeepthinError: SOURCE cannot be read, a target cannot express it, or DIR cannot be written.
+    """
+    from deepthin.export.bundle import export_bundle
+
+    source = open_source(options.source)
+    progress("making random weights" if source.model is None else "reading weights")
+    model = source.weights(seed=options.seed, quant=None if source.model is not None else "f32")
+    manifest = export_bundle(
+        model,
+        options.out,
+        targets=options.to,
+        quants=options.quant,
+        hf_dtype=options.hf_dtype,
+        seed=options.seed if source.model is None else None,
+        overwrite=options.overwrite,
+        progress=lambda path: progress(f"writing {path}"),
+    )
+    return Outcome("manifest", manifest, manifest_text(manifest, options.out))
+
+
+def manifest_text(manifest: Mapping[str, Any], out: Path) -> str:
+    """The files of a bundle as a table, and what was left out and why."""
+    rows = [
+        (item["path"], item["format"], item["quant"], bytes_text(item["bytes"]), item["sha256"][:12])
+        for item in manifest["files"]
+    ]
+    lines = [f"{out}: {manifest['shape']['text']}, {count_text(manifest['params'])} parameters"]
+    lines.append(table(("file", "format", "quant", "bytes", "sha256"), rows, left=3))
+    lines += [f"left out {target}: {why}" for target, why in manifest["refused"].items()]
+    return "\n".join(lines)

@@ -1,0 +1,159 @@
+"""``deepthin generate SOURCE``: continue a prompt, printing text as it appears."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from deepthin.cli.arguments import add_source, argument, real, whole
+from deepthin.cli.outcome import Outcome
+from deepthin.cli.progress import Progress
+from deepthin.cli.source import open_source
+from deepthin.engine.errors import UsageError
+from deepthin.engine.formats import FORMATS
+
+if TYPE_CHECKING:
+    from deepthin.engine.model import Model
+    from deepthin.engine.tokenizer import Tokenizer
+
+EXAMPLES = """examples:
+  deepthin generate model.gguf -p "The capital of France is" -n 32
+  deepthin generate model.gguf -p "Once upon a time" --temperature 0.8 --top-p 0.95 --seed 7
+  echo "A prompt" | deepthin generate export/ -p - --json
+  deepthin generate L=4,d=256,heads=4,kv=2,ff=512,vocab=4096,tied --ids 1,2,3 -n 8     (random weights, ids only)
+
+The text goes to standard output, the times to standard error.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of this command."""
+    add_source(parser)
+    prompt = parser.add_mutually_exclusive_group()
+    prompt.add_argument("-p", "--prompt", metavar="TEXT", help="text to continue; - reads it from standard input")
+    prompt.add_argument(
+        "--ids", type=argument(_parse_ids), metavar="1,2,..", help="token ids to continue, for models without text"
+    )
+    parser.add_argument(
+        "-n", "--num-tokens", type=whole(1), default=64, metavar="N", help="new tokens at most (default: %(default)s)"
+    )
+    parser.add_argument("--temperature", type=real(0, 100), default=0.0, metavar="T", help="0 picks the likeliest (default)")
+    parser.add_argument("--top-k", type=whole(0), default=0, metavar="K", help="keep the K likeliest; 0 keeps all (default)")
+    parser.add_argument(
+        "--top-p", type=real(1e-9, 1), default=1.0, metavar="P", help="keep the likeliest that sum to P (default: 1)"
+    )
+    parser.add_argument(
+        "--seed", type=whole(0), default=0, metavar="N", help="of the sampling, and of random weights (default: 0)"
+    )
+    parser.add_argument("--threads", type=whole(1, 4096), metavar="N", help="default: every CPU this process may use")
+    parser.add_argument("--context", type=whole(1, 1 << 24), metavar="N", help="cached positions (default: just enough)")
+    parser.add_argument("--quant", choices=list(FORMATS), help="convert the weights first (default: as stored, else q4_0)")
+    parser.add_argument("--ignore-eos", action="store_true", help="go on after the model's end token")
+
+
+def run(options: argparse.Namespace, progress: Progress) -> Outcome:
+    """Generate from SOURCE.
+
+    Raises:
+        DeepthinError: SOURCE cannot be read or run, or prompt and options do not fit it.
+    """
+    source = open_source(options.source)
+    progress("reading weights")
+    model = source.weights(seed=options.seed, quant=options.quant)
+    tokenizer, ids = _prompt_ids(model, options)
+    progress("loading kernels (compiled once per machine)")
+    from deepthin.engine.decoder import Decoder
+    from deepthin.engine.generate import generate
+    from deepthin.engine.sample import Sampling
+    from deepthin.profiles.statistics import measured
+
+    context = options.context or len(ids) + options.num_tokens
+    spec = model.tokenizer
+    stop = () if options.ignore_eos or spec is None or spec.eos_id is None else (spec.eos_id,)
+    sampling = Sampling(temperature=options.temperature, top_k=options.top_k, top_p=options.top_p)
+    with Decoder(model, threads=options.threads, context=context) as decoder:
+        printer = None if options.json else _Printer(tokenizer, progress)
+        done = generate(decoder, ids, options.num_tokens, sampling=sampling, seed=options.seed, stop=stop, on_token=printer)
+        threads, simd = decoder.threads, decoder.simd
+    text = None if tokenizer is None else tokenizer.decode(done.token_ids)
+    rate = done.decode_tok_s
+    body: dict[str, Any] = {
+        "source": options.source,
+        "shape": model.shape.to_json(),
+        "prompt_token_ids": list(ids),
+        "token_ids": list(done.token_ids),
+        "text": text,
+        "threads": threads,
+        "simd": simd,
+        "prefill_tok_s": measured([done.prefill_tok_s], "tok/s").to_json(),
+        "decode_tok_s": None if rate is None else measured([rate], "tok/s").to_json(),
+    }
+    if printer is not None:
+        printer.finish()
+        speed = "" if rate is None else f", {len(done.token_ids)} generated at {rate:.1f} tok/s"
+        print(f"{len(ids)} prompt tokens at {done.prefill_tok_s:.1f} tok/s{speed}, {threads} threads, {simd}", file=sys.stderr)
+    return Outcome("generate", body, "")
+
+
+def _prompt_ids(model: Model, options: argparse.Namespace) -> tuple[Tokenizer | None, list[int]]:
+    """The tokenizer, if the model has one, and the prompt as ids.
+
+    Raises:
+        UsageError: no prompt, an empty one, or a text for a model without a tokenizer.
+    """
+    tokenizer = None
+    if model.tokenizer is not None:
+        from deepthin.engine.tokenizer import Tokenizer
+
+        tokenizer = Tokenizer(model.tokenizer)
+    if options.ids is not None:
+        return tokenizer, options.ids
+    if options.prompt is None:
+        raise UsageError("a prompt is needed: -p TEXT, -p - to read standard input, or --ids 1,2,3")
+    if tokenizer is None:
+        raise UsageError(f"{options.source} has no tokenizer, so it takes no text; give token ids with --ids 1,2,3")
+    text = sys.stdin.read() if options.prompt == "-" else options.prompt
+    ids = tokenizer.encode(text)
+    if not ids:
+        raise UsageError("the prompt is empty; a model continues at least one token")
+    return tokenizer, ids
+
+
+class _Printer:
+    """Writes new text to standard output as soon as it is whole characters; ids where there is no tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer | None, progress: Progress) -> None:
+        self._decode: Callable[[Sequence[int]], str] = tokenizer.decode if tokenizer else lambda ids: " ".join(map(str, ids))
+        self._progress = progress
+        self._ids: list[int] = []
+        self._shown = ""
+
+    def __call__(self, token: int) -> None:
+        if not self._ids:
+            self._progress.close()  # its line must not mix with the text
+        self._ids.append(token)
+        text = self._decode(self._ids)
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):  # half a character: the next token brings the rest
+            self._show(text)
+
+    def finish(self) -> None:
+        """Write what was held back, and end the line."""
+        self._show(self._decode(self._ids))
+        print(flush=True)
+
+    def _show(self, text: str) -> None:
+        if text.startswith(self._shown):
+            print(text[len(self._shown) :], end="", flush=True)
+            self._shown = text
+
+
+def _parse_ids(text: str) -> list[int]:
+    try:
+        ids = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"{text!r} is no list of token ids; write 1,2,3") from None
+    if min(ids) < 0:
+        raise UsageError(f"{text!r} holds a negative token id")
+    return ids
