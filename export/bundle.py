@@ -25,6 +25,7 @@ from deepthin.engine.formats import format_named
 from deepthin.engine.model import Model
 from deepthin.export.feasibility import TARGETS, refusals, require_targets
 from deepthin.export.gguf_writer import body_format, write_gguf
+from deepthin.export.hf_folder import write_hf_folder
 from deepthin.export.manifest import FILE_NAME, SCHEMA, BundleFile, read_manifest, sha256_of, unlisted_files, write_manifest
 
 ONNX_NAMES = {"f32": "model.onnx", "q4_0": "model_q4.onnx", "q4_1": "model_q4_1.onnx", "q8_0": "model_q8_0.onnx"}
@@ -138,8 +139,6 @@ class _Writer:
                 self._gguf(stored, quant)
 
     def _hf(self, model: Model, dtype: str) -> None:
-        from deepthin.export.hf_folder import write_hf_folder  # loads `tokenizers`
-
         self.progress("hf/model.safetensors")
         written = write_hf_folder(model, self.folder / "hf", dtype=dtype)
         _require_size("hf/model.safetensors", written, _plain_bytes(model, dtype))

@@ -27,6 +27,7 @@ VERSION = 3
 ALIGNMENT = 32
 _QUANTIZATION_VERSION = 2
 _TOKEN_UNUSED = 5
+_ATTRIBUTION = ("author", "organization", "license", "license.name", "license.link", "url")  # kept from the source file
 
 Key = tuple[str, str, object]  # name, kind (a key of _SCALARS, "str", or "[kind]" for an array), value
 _SCALARS = {"u32": (4, "<I"), "i32": (5, "<i"), "f32": (6, "<f"), "bool": (7, "<?")}
@@ -85,6 +86,7 @@ def gguf_keys(model: Model, file_format: BlockFormat) -> list[Key]:
         ("general.type", "str", "model"),
         ("general.name", "str", model.name),
         ("general.size_label", "str", _size_label(sum(spec.num_elements for spec in tensor_specs(shape)))),
+        *((f"general.{name}", "str", text) for name, text in _attribution(model).items()),
         ("general.alignment", "u32", ALIGNMENT),
         ("general.file_type", "u32", file_format.gguf_file_type),
     ]
@@ -107,6 +109,11 @@ def gguf_keys(model: Model, file_format: BlockFormat) -> list[Key]:
     if model.tokenizer is None:
         return [*keys, ("tokenizer.ggml.model", "str", "none")]
     return keys + _tokenizer_keys(model.tokenizer, shape.vocab_size)
+
+
+def _attribution(model: Model) -> dict[str, str]:
+    held = {name: model.metadata.get(f"general.{name}") for name in _ATTRIBUTION}
+    return {name: text for name, text in held.items() if isinstance(text, str)}
 
 
 def _tokenizer_keys(spec: TokenizerSpec, vocab_size: int) -> list[Key]:
