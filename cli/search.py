@@ -1,0 +1,179 @@
+"""``deepthin search``: the main job. Search within a budget, print the front, export the pick, verify it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deepthin.cli.arguments import argument, one_of, real, whole
+from deepthin.cli.export import manifest_text
+from deepthin.cli.outcome import Outcome
+from deepthin.cli.progress import Progress
+from deepthin.cli.sizes import bytes_text, count_text, parse_bytes, parse_count, parse_counts
+from deepthin.cli.table import table
+from deepthin.cli.verify import verdict_text
+from deepthin.engine.formats import FORMATS
+from deepthin.engine.shape import Shape
+
+if TYPE_CHECKING:
+    from deepthin.search.config import SearchConfig
+
+PICKS = ("best_quality", "fastest_tied", "knee")
+EXPORT_FOLDER = "export"
+EXAMPLES = """examples:
+  deepthin search                                   30M parameters, on this machine, into ./run
+  deepthin search --params 150M --vocab 49152 --out run150
+  deepthin search --bytes 90MB --quant q4_0,q8_0 --max-kv-mb 20 --context 2048
+  deepthin search --config run.toml --json
+
+The budget counts the embedding and is never exceeded. Every shape that is proposed is timed here, about a second each.
+DIR holds everything: config.json, journal, measurements, front.json and export/. The same command again resumes or
+repeats a run without measuring anything twice.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of this command."""
+    group = parser.add_argument_group("budget (default: --params 30M)")
+    group.add_argument(
+        "--params", type=argument(parse_count), metavar="N", help="parameters at most, embedding included: 30M, 1.5B"
+    )
+    group.add_argument("--bytes", type=argument(parse_bytes), metavar="N", help="bytes of weights at most: 90MB, 64MiB")
+    group = parser.add_argument_group("what may be chosen")
+    group.add_argument("--vocab", type=argument(parse_counts), metavar="V,V,..", help="vocabulary sizes; one fixes it")
+    group.add_argument(
+        "--quant", type=one_of(*FORMATS), metavar="Q,Q,..", help=f"formats of the matrices, of {','.join(FORMATS)}"
+    )
+    group = parser.add_argument_group("limits that steer the search and filter the front")
+    group.add_argument("--max-ms-per-token", type=real(1e-6, 1e9), metavar="MS", help="decode time at --context tokens")
+    group.add_argument("--max-kv-mb", type=real(1e-6, 1e9), metavar="MB", help="F16 cache at --context tokens")
+    group = parser.add_argument_group("the run")
+    group.add_argument("--trials", type=whole(1, 10_000), metavar="N", help="shapes to try (default: 48)")
+    group.add_argument("--context", type=whole(0, 1 << 24), metavar="N", help="cached tokens while timing (default: 512)")
+    group.add_argument("--threads", type=whole(1, 4096), metavar="N", help="default: every CPU this process may use")
+    group.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of every random choice (default: 0)")
+    group.add_argument("--out", type=Path, default=Path("run"), metavar="DIR", help="run folder (default: ./run)")
+    group.add_argument(
+        "--store", type=Path, metavar="FILE", help="measurements shared by runs (default: in the user's cache folder)"
+    )
+    group.add_argument("--no-vocab-term", action="store_true", help="predict without charging oversized vocabularies")
+    group = parser.add_argument_group("afterwards")
+    group.add_argument("--pick", choices=PICKS, help="which one to export (default: the recommended one, fastest_tied)")
+    group.add_argument("--no-export", action="store_true", help="stop at the front")
+
+
+def run(options: argparse.Namespace, progress: Progress) -> Outcome:
+    """Search, then export and verify the pick.
+
+    Raises:
+        InfeasibleError: no shape meets the budget or the limits.
+        DeepthinError: the run folder belongs to another search, or exporting failed.
+    """
+    config = _config(options)
+    config.space.require_feasible()  # before anything slow
+    progress("loading kernels (compiled once per machine)")
+    from deepthin.engine.decoder import default_threads
+    from deepthin.engine.jit import user_cache_dir
+    from deepthin.profiles.block_costs import BlockCosts
+    from deepthin.search.run import run_search
+
+    store = options.store or user_cache_dir() / "measurements.jsonl"
+    costs = BlockCosts(store, options.threads or default_threads(), config.context)
+    document = run_search(config, measure=costs.measure, out=options.out, progress=progress)
+    fresh = costs.num_measured
+    body: dict[str, Any] = {**document, "run": str(options.out), "measured_now": fresh, "export": None, "verification": None}
+    text = [front_text(document), f"{fresh} shapes timed now, front in {options.out / 'front.json'}"]
+    exit_code = 0
+    if not options.no_export:
+        pick = options.pick or document["recommended"]
+        chosen = document["picks"][pick]
+        folder = options.out / EXPORT_FOLDER
+        body["export"] = manifest = _export(chosen, folder, options.seed, progress)
+        from deepthin.export.verify import verify_bundle
+
+        body["verification"] = verdict = verify_bundle(folder, progress=progress)
+        exit_code = 0 if verdict["verdict"] == "pass" else 4
+        text += ["", f"exported {pick}:", manifest_text(manifest, folder), "", verdict_text(verdict)]
+    return Outcome("search", body, "\n".join(text), exit_code)
+
+
+def _config(options: argparse.Namespace) -> SearchConfig:
+    from deepthin.profiles.machine import fingerprint, machine_name, machine_record
+    from deepthin.search.config import SearchConfig
+
+    record = machine_record()
+    given: dict[str, Any] = {
+        "vocabs": options.vocab and tuple(options.vocab),
+        "quants": options.quant and tuple(options.quant),
+        "trials": options.trials,
+        "context": options.context,
+        "max_kv_bytes": options.max_kv_mb and round(options.max_kv_mb * 1e6),
+    }
+    return SearchConfig(
+        params=options.params,
+        bytes=options.bytes,
+        seed=options.seed,
+        threads=options.threads,
+        max_ms_per_token=options.max_ms_per_token,
+        vocab_term=not options.no_vocab_term,
+        machine=f"{machine_name(record)} {fingerprint(record)}",
+        **{name: value for name, value in given.items() if value is not None},
+    )
+
+
+def _export(chosen: Mapping[str, Any], folder: Path, seed: int, progress: Progress) -> dict[str, Any]:
+    """Random weights in the chosen shape, in full precision and in the format that was chosen with it."""
+    from deepthin.engine.model import random_model
+    from deepthin.export.bundle import export_bundle
+
+    progress("making random weights")
+    model = random_model(Shape.parse(chosen["shape"]), seed=seed)
+    quants = list(dict.fromkeys(("f32", chosen["quant"])))
+    return export_bundle(
+        model,
+        folder,
+        quants=quants,
+        seed=seed,
+        overwrite=True,
+        progress=lambda path: progress(f"writing {path}"),
+    )
+
+
+def front_text(document: Mapping[str, Any]) -> str:
+    """The front, its picks beside public shapes, and the notes that qualify them."""
+    from deepthin.search.front import HEADERS, comparison_rows, front_rows
+
+    budget, on = document["budget"], document["measured_on"]
+    limits = [f"{count_text(budget['params'])} parameters"] if budget["params"] else []
+    limits += [bytes_text(budget["bytes"])] if budget["bytes"] else []
+    tried = f"{document['trials']} shapes tried, {document['measurements']} measured"
+    lines = [
+        f"budget {' and '.join(limits)}, embedding included; {tried}",
+        f"timed on {on['machine']}, {on['threads']} threads, {on['context']} cached tokens",
+        "",
+        table(HEADERS, front_rows(document)),
+    ]
+    known = comparison_rows(document)
+    if known:
+        lines += ["", "public shapes of the nearest size, in the same format on this machine", table(HEADERS, known)]
+    lines += [""]
+    for name, pick in document["picks"].items():
+        mark = " (recommended)" if name == document["recommended"] else ""
+        lines.append(f"{name}{mark}: {pick['rule']}\n  {pick['shape']} {pick['quant']}{_against(pick['compared_with'])}")
+    lines += ["", *document["notes"]]
+    return "\n".join(lines)
+
+
+def _against(other: Mapping[str, Any] | None) -> str:
+    if not other:
+        return ""
+    if "why_not" in other:
+        return f"\n  not compared with {other['name']}: {other['why_not']}"
+    time, size = other["time_ratio"], other["params_ratio"]
+    gap = other["loss_difference"]
+    return (
+        f"\n  against {other['name']}: {size:.2f} x its parameters, {time:.2f} x its time per text, "
+        f"predicted loss {gap['low']:+.3f} to {gap['high']:+.3f} nats apart"
+    )
