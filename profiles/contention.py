@@ -18,6 +18,7 @@ import numpy as np
 MAX_OTHER_SHARE = 0.04  # CPU seconds of other processes per second and CPU
 MAX_STEAL_SHARE = 0.01  # stolen seconds per second and CPU
 MAX_SWITCHES_PER_S = 30.0  # kernel housekeeping alone stays in single digits; a shared core gives hundreds
+CONTENTION_FLAGS = frozenset({"other-processes", "steal", "preempted"})
 _TICKS_OF_SLACK = 3  # /proc counts in ticks, and each end of an interval can be off by one
 
 

@@ -33,19 +33,21 @@ class Rule:
     Attributes:
         rounds: rounds of one batch; the first batch is always finished.
         budget_s: seconds for warm-up and all batches together.
+        patience: how many budgets to wait for an undisturbed batch while there is none.
         settle_s: idle seconds before each call, so that the threads of the one before have parked.
     """
 
     rounds: int = 11
     budget_s: float = 10.0
+    patience: float = 1.0
     settle_s: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse rules that measure nothing."""
-        if self.rounds < 1 or self.budget_s < 0 or self.settle_s < 0:
+        if self.rounds < 1 or self.budget_s < 0 or self.patience < 1 or self.settle_s < 0:
             raise UsageError(
-                f"measuring: rounds={self.rounds}, budget_s={self.budget_s}, settle_s={self.settle_s}; at least one round and "
-                f"no negative time are needed"
+                f"measuring: rounds={self.rounds}, budget_s={self.budget_s}, patience={self.patience}, "
+                f"settle_s={self.settle_s}; at least one round, one budget and no negative time are needed"
             )
 
 
@@ -162,7 +164,8 @@ def measure(
         say(f"batch {len(batches) + 1} of {rule.rounds} rounds")
         batches.append(_run_batch(alive, failures, rule, tools))
         kept = _kept(batches)
-        left = rule.budget_s - (tools.clock() - start)
+        budgets = rule.patience if any(batch.contention for batch in kept) else 1.0
+        left = budgets * rule.budget_s - (tools.clock() - start)
         if left < batches[-1].wall_s or not _wants_more(kept, alive, gates):
             break
     kept = _kept(batches)

@@ -108,12 +108,12 @@ class TokenCost:
         head_s: final norm and output head.
         embed_s: embedding row.
         overhead_s: wake-up, barriers and whatever else a step spends outside the other parts.
-        bytes_per_token: packed weight bytes one token reads.
+        bytes_per_token: weight bytes one token reads.
         threads: threads used.
         context: cached tokens attended to.
         quant: body format name.
         measured_now: False when every part came from the store.
-        flags: reasons to trust a part less (``wide-interval``, ``contention``, ``drift``), empty when clean.
+        flags: reasons to trust a part less (``wide-interval``, ``drift``, ``other-processes``, ...), empty when clean.
 
     Raises:
         FormatError: a time is not in seconds or a count is negative.

@@ -191,7 +191,9 @@ def test_state_says_how_it_went() -> None:
     assert state["sentinel_s"] == [1e-4] * 6
 
 
-@pytest.mark.parametrize("make", [lambda: Rule(rounds=0), lambda: Rule(budget_s=-1.0), lambda: Rule(settle_s=-1.0)])
+@pytest.mark.parametrize(
+    "make", [lambda: Rule(rounds=0), lambda: Rule(budget_s=-1.0), lambda: Rule(patience=0.5), lambda: Rule(settle_s=-1.0)]
+)
 def test_rules_that_measure_nothing_are_refused(make: Callable[[], Rule]) -> None:
     with pytest.raises(UsageError, match="at least one round"):
         make()
