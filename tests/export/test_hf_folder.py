@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from pathlib import Path
@@ -8,10 +9,12 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
+import tokenizers
 
 from deepthin.engine.errors import FormatError, UnsupportedError, UsageError
 from deepthin.engine.formats import BF16, F16, F32, Q8_0
-from deepthin.engine.model import Tensor
+from deepthin.engine.load import load_model
+from deepthin.engine.model import Tensor, TokenizerSpec
 from deepthin.engine.quants import f32_to_bf16, quantize
 from deepthin.engine.shape import Shape
 from deepthin.engine.tensors import tensor_specs
@@ -61,6 +64,21 @@ def test_config_says_what_the_shape_says(tmp_path: Path) -> None:
     assert config["rope_parameters"]["rope_theta"] == 500000.0 and config["rms_norm_eps"] == 1e-5
     generation = json.loads((tmp_path / "generation_config.json").read_text())
     assert generation == {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}  # else readers assume 1 and 2
+
+
+def test_tokenizer_files(tmp_path: Path) -> None:
+    texts = (*"abcdefgh", "é", "ab", "abc", "<|end|>", "<bos>")
+    spec = TokenizerSpec("gpt-2", texts, (1,) * 11 + (3, 3), ("a b", "ab c"), bos_id=12, eos_id=11, add_bos=True)
+    write_hf_folder(dataclasses.replace(lively_model(tiny_shape("plain")), tokenizer=spec), tmp_path)
+    theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert theirs.encode("abcab<|end|>").ids == [12, 10, 9, 11]
+    assert theirs.get_vocab_size() == 13
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert settings["eos_token"] == "<|end|>" and settings["bos_token"] == "<bos>" and settings["model_max_length"] == 64
+    assert "pad_token" not in settings and "chat_template" not in settings
+    generation = json.loads((tmp_path / "generation_config.json").read_text())
+    assert generation == {"bos_token_id": 12, "eos_token_id": 11, "pad_token_id": None}
+    assert load_model(tmp_path).tokenizer == spec
 
 
 def test_exact_bytes_of_a_small_file(tmp_path: Path) -> None:
