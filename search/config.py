@@ -1,0 +1,98 @@
+"""Everything that decides what a search does; two runs with equal configurations and measurements give equal fronts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from deepthin._version import VERSION
+from deepthin.engine.errors import UsageError
+from deepthin.search.budget import Budget
+from deepthin.search.laws import GROUP_WISE, REFERENCE_TOKENS
+from deepthin.search.objectives import Limits
+from deepthin.search.quality import QualityModel, check_tokens
+from deepthin.search.space import QUANTS, VOCABS, Space
+
+DEFAULT_PARAMS = 30_000_000  # used when no budget is given
+DEFAULT_TRIALS = 48  # with about a second for each new shape, a first run stays well under two minutes
+DEFAULT_CONTEXT = 512
+_MAX_TRIALS = 10_000
+_MIN_SEQ_LEN = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchConfig:
+    """Settings of a search.
+
+    Attributes:
+        params: most parameters, embedding included; :data:`DEFAULT_PARAMS` when neither limit is given.
+        bytes: most bytes of stored blocks.
+        vocabs: vocabulary sizes to choose from; one fixes it.
+        quants: body formats to choose from.
+        trials: candidates to propose, measured or failed.
+        seed: start of every random choice.
+        context: cached tokens at which a token is timed.
+        threads: threads the measurement uses, or None where the caller lets it choose; recorded, not acted on here.
+        tokens: training tokens the prediction is made for.
+        vocab_term: whether the prediction charges a vocabulary that does not fit the body.
+        int4_multiplier: 4-bit damage relative to per-row GPTQ.
+        max_ms_per_token: optional limit on the measured time.
+        max_kv_bytes: optional limit on the F16 cache at ``context`` tokens.
+        machine: what the times were taken on; a run folder belongs to one machine.
+
+    Raises:
+        UsageError: a value is out of range.
+    """
+
+    params: int | None = None
+    bytes: int | None = None
+    vocabs: tuple[int, ...] = VOCABS
+    quants: tuple[str, ...] = QUANTS
+    trials: int = DEFAULT_TRIALS
+    seed: int = 0
+    context: int = DEFAULT_CONTEXT
+    threads: int | None = None
+    tokens: float = REFERENCE_TOKENS
+    vocab_term: bool = True
+    int4_multiplier: float = GROUP_WISE
+    max_ms_per_token: float | None = None
+    max_kv_bytes: int | None = None
+    machine: str = ""
+
+    def __post_init__(self) -> None:
+        """Fill in the default budget and check every field by building what it is used for."""
+        if self.params is None and self.bytes is None:
+            object.__setattr__(self, "params", DEFAULT_PARAMS)
+        for name, low, high in (("trials", 1, _MAX_TRIALS), ("seed", 0, 2**63 - 1), ("context", 0, 1 << 24)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+                raise UsageError(f"--{name} is {value!r}, but a whole number from {low} to {high} is needed")
+        check_tokens(self.tokens)
+        if not 0 <= self.int4_multiplier <= 10:
+            raise UsageError(f"4-bit multiplier {self.int4_multiplier!r}: a number from 0 to 10 is needed, for example 0.5")
+        _ = self.space, self.limits
+
+    @property
+    def budget(self) -> Budget:
+        """The hard limits."""
+        return Budget(self.params, self.bytes)
+
+    @property
+    def space(self) -> Space:
+        """The shapes that may be proposed."""
+        return Space(self.budget, vocabs=self.vocabs, quants=self.quants, max_seq_len=max(_MIN_SEQ_LEN, self.context))
+
+    @property
+    def limits(self) -> Limits:
+        """The limits that steer rather than bind."""
+        return Limits(self.max_ms_per_token, self.max_kv_bytes, self.context)
+
+    @property
+    def quality(self) -> QualityModel:
+        """The prediction."""
+        return QualityModel(self.tokens, self.vocab_term, self.int4_multiplier)
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields by name, with the version that gives them their meaning."""
+        fields = asdict(self) | {"vocabs": list(self.vocabs), "quants": list(self.quants)}
+        return {"schema": "deepthin/search-config/1", "version": VERSION, **fields}

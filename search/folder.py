@@ -1,0 +1,198 @@
+"""The run folder: one search, its settings, its measurements and its front. Files only; no sampling, no scoring.
+
+    config.json          settings; a folder holds one search
+    journal.log          the study (``search/study.py``)
+    measurements.jsonl   one line per measured shape, appended and synced at once
+    front.json           the result, written whole
+    .lock                held by the running process; the operating system frees it however the process ends
+
+Every file is either appended to line by line or written to a temporary name and renamed, so a kill tears one line at most.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from deepthin.engine.errors import DeepthinError, FormatError, UsageError
+from deepthin.profiles.schema import TokenCost
+from deepthin.search.config import SearchConfig
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+
+CONFIG, JOURNAL, MEASUREMENTS, FRONT, LOCK = "config.json", "journal.log", "measurements.jsonl", "front.json", ".lock"
+_START_OVER = "choose another --out, or remove the folder to start over"
+
+
+class RunFolder:
+    """An open, locked run folder; a context manager.
+
+    Args:
+        path: created if absent; if it holds files, they must be those of the same search.
+        config: the settings asked for.
+
+    Raises:
+        UsageError: the folder holds another search, or files of something else.
+        DeepthinError: another process has it open, or it cannot be written.
+        FormatError: a stored line is damaged.
+    """
+
+    def __init__(self, path: Path, config: SearchConfig) -> None:
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._check_owner(path)
+            self._lock = _locked(path / LOCK)
+        except OSError as error:
+            why = error.strerror or error
+            raise DeepthinError(f"{path}: the run folder cannot be used ({why}); choose another --out") from error
+        try:
+            self._settle(config)
+            for name in (JOURNAL, MEASUREMENTS):
+                _drop_torn_line(path / name)
+            self._measured, self._failed = self._read_measurements()
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._lock)
+
+    @property
+    def journal(self) -> Path:
+        """Where the study is kept."""
+        return self.path / JOURNAL
+
+    @property
+    def num_measured(self) -> int:
+        """Shapes with a stored measurement."""
+        return len(self._measured)
+
+    def measured(self, key: str) -> TokenCost | None:
+        """The stored cost of a candidate, if there is one."""
+        return self._measured.get(key)
+
+    def failed(self, key: str) -> str | None:
+        """Why measuring a candidate failed, if it did."""
+        return self._failed.get(key)
+
+    def store_measured(self, key: str, cost: TokenCost) -> TokenCost:
+        """Append a cost; what is returned is what a later run will read."""
+        self._append({"key": key, "cost": cost.to_json()})
+        self._measured[key] = cost
+        return cost
+
+    def store_failed(self, key: str, why: str) -> None:
+        """Append a failure, so that a resumed run does not try again."""
+        self._append({"key": key, "failed": why})
+        self._failed[key] = why
+
+    def write_front(self, document: Mapping[str, Any]) -> Path:
+        """Write ``front.json`` whole and return its path."""
+        path = self.path / FRONT
+        _write_json(path, document)
+        return path
+
+    def _check_owner(self, path: Path) -> None:
+        others = sorted(entry.name for entry in path.iterdir() if entry.name != LOCK)
+        if others and CONFIG not in others and not others[0].startswith(CONFIG):
+            raise UsageError(
+                f"{path}: holds {others[0]!r} but no {CONFIG}, so it is no run folder; choose another --out or an empty folder"
+            )
+
+    def _settle(self, config: SearchConfig) -> None:
+        path, wanted = self.path / CONFIG, config.to_json()
+        if not path.exists():
+            _write_json(path, wanted)
+            return
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise FormatError(f"{path}: is no JSON ({error}); {_START_OVER}") from error
+        if not isinstance(found, dict):
+            raise FormatError(f"{path}: holds no JSON object; {_START_OVER}")
+        differing = [key for key in dict.fromkeys([*wanted, *found]) if found.get(key) != wanted.get(key)]
+        if differing:
+            parts = [f"{key} {_shown(found.get(key))}, not {_shown(wanted.get(key))}" for key in differing]
+            raise UsageError(
+                f"{self.path}: holds a search with other settings: {'; '.join(parts)}. "
+                f"Choose another --out, or repeat the settings of {CONFIG} to resume it"
+            )
+
+    def _read_measurements(self) -> tuple[dict[str, TokenCost], dict[str, str]]:
+        path = self.path / MEASUREMENTS
+        measured: dict[str, TokenCost] = {}
+        failed: dict[str, str] = {}
+        if not path.exists():
+            return measured, failed
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    record = json.loads(line)
+                    if "failed" in record:
+                        failed[str(record["key"])] = str(record["failed"])
+                    else:
+                        measured[str(record["key"])] = TokenCost.from_json(record["cost"])
+                except (ValueError, KeyError, TypeError, FormatError) as error:
+                    raise FormatError(
+                        f"{path}: line {number} is damaged ({error}); remove that line to have the shape measured again"
+                    ) from error
+        return measured, failed
+
+    def _append(self, record: Mapping[str, Any]) -> None:
+        line = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
+        with (self.path / MEASUREMENTS).open("ab") as file:
+            file.write(line.encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _write_json(path: Path, document: Mapping[str, Any]) -> None:
+    text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        file.write(text.encode())
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def _drop_torn_line(path: Path) -> None:
+    """Cut off what a killed process left of its last line; every reader wants whole lines."""
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        data = file.read()
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):
+            file.truncate(whole)
+
+
+def _locked(path: Path) -> int:
+    """An open descriptor that holds the folder's lock until it is closed or the process ends."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        if sys.platform == "win32":
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        else:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise DeepthinError(
+            f"{path.parent}: another search is running in this folder; wait for it to end, or choose another --out"
+        ) from error
+    return descriptor
+
+
+def _shown(value: Any) -> str:
+    return "unset" if value is None else json.dumps(value)

@@ -1,0 +1,221 @@
+"""The result of a search as a document and as table rows. Nothing in it depends on when or how often the run was started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from deepthin._version import VERSION
+from deepthin.engine.accounting import aspect_ratio, count_bytes, count_params, kv_bytes_per_token, shape_flags
+from deepthin.engine.errors import InfeasibleError
+from deepthin.search.config import SearchConfig
+from deepthin.search.objectives import Scored, pareto_front
+from deepthin.search.picks import RECOMMENDED, RULES, choose, tied
+from deepthin.search.quality import TIE_BAND, VOCAB_DOUBT, VOCAB_SUPPORT, Quality, judged_terms
+
+SCHEMA = "deepthin/front/1"
+VOCAB_TERM = "dL_vocab"
+
+
+def feasible(config: SearchConfig, scored: Sequence[Scored]) -> list[Scored]:
+    """The measured candidates that meet the optional limits.
+
+    Raises:
+        InfeasibleError: none does; the message names the limit that binds, the shortfall and the nearest shape.
+    """
+    limits = config.limits
+    met = [one for one in scored if limits.met(one)]
+    if met or not scored:
+        return met
+    nearest = min(scored, key=lambda one: (max(limits.violations(one).values()), one.candidate.key))
+    name, violation = max(limits.violations(nearest).items(), key=lambda item: item[1])
+    flag, unit, limit = {
+        "ms_per_token": ("--max-ms-per-token", "ms per token", config.max_ms_per_token or 0.0),
+        "kv_bytes": ("--max-kv-mb", "bytes of KV cache", config.max_kv_bytes or 0),
+    }[name]
+    raise InfeasibleError(
+        f"none of {len(scored)} measured shapes meets {flag}: the nearest ({nearest.candidate.key}) takes "
+        f"{limit * (1 + violation):,.4g} {unit}, {violation:.1%} over the limit of {limit:,.4g}. "
+        f"Nearest feasible: that figure as the limit, or a smaller --params or --bytes"
+    )
+
+
+def front_document(
+    config: SearchConfig,
+    scored: Sequence[Scored],
+    failures: Sequence[Mapping[str, str]],
+    comparisons: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any]:
+    """The document of ``front.json``.
+
+    Args:
+        config: the settings of the run.
+        scored: every measured candidate; at least one meets the limits.
+        failures: ``shape``, ``quant`` and ``why`` of candidates that could not be measured.
+        comparisons: by pick, what :func:`comparison` made of the nearest public shape.
+    """
+    usable = feasible(config, scored)
+    front = pareto_front(usable)
+    picks = choose(usable)
+    best = picks["best_quality"]
+    without = choose(usable, _loss_without_vocab)
+    moved = config.vocab_term and any(without[name].candidate != pick.candidate for name, pick in picks.items())
+    doubt = VOCAB_DOUBT if moved else 0.0
+    band = {one.candidate.key for one in tied(usable)}
+    keys = {one.candidate.key for one in front}
+    names: dict[str, list[str]] = {}
+    for name, pick in picks.items():
+        names.setdefault(pick.candidate.key, []).append(name)
+    return {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "budget": config.budget.to_json(),
+        "limits": config.limits.to_json(),
+        "measured_on": {"machine": config.machine, "threads": scored[0].cost.threads, "context": scored[0].cost.context},
+        "trials": len(scored) + len(failures),
+        "measurements": len({one.candidate.key for one in scored}),
+        "front": [
+            {
+                **entry(one, best.quality, doubt),
+                "tied_with_best": one.candidate.key in band,
+                "picks": names.get(one.candidate.key, []),
+            }
+            for one in front
+        ],
+        "picks": {name: _pick(name, pick, best, doubt, comparisons.get(name)) for name, pick in picks.items()},
+        "recommended": RECOMMENDED,
+        "without_vocab_term": {
+            "picks_change": moved,
+            "support": VOCAB_SUPPORT,
+            "picks": {name: _named(one) for name, one in without.items()},
+        },
+        "quality_model": {
+            "law": "F4 of the equivalent shape, x m_attn, + dL terms",
+            "tokens": config.tokens,
+            "tie_band": TIE_BAND,
+            "vocab_term": config.vocab_term,
+            "judgement_terms": judged_terms(one.quality for one in front),
+        },
+        "evaluated": [
+            {**_named(one), "step": one.step, "loss": one.loss, "ms_per_kchar": one.time, "on_front": one.candidate.key in keys}
+            for one in scored
+        ],
+        "failures": [dict(failure) for failure in failures],
+        "notes": _notes(front, moved, failures),
+    }
+
+
+def entry(one: Scored, reference: Quality, doubt: float = 0.0) -> dict[str, Any]:
+    """Everything about one measured candidate; predictions are compared at ``reference``."""
+    shape, quant, quality = one.candidate.shape, one.candidate.quant, one.quality
+    return {
+        "shape": shape.to_json(),
+        "quant": quant,
+        "params": count_params(shape).total,
+        "bytes": count_bytes(shape, quant).total,
+        "kv_bytes_per_token": kv_bytes_per_token(shape),
+        "aspect_ratio": aspect_ratio(shape),
+        "flags": [flag["flag"] for flag in shape_flags(shape)],
+        "predicted_loss": quality.to_json(reference, doubt),
+        "difference_to_best": quality.difference(reference),
+        "loss_terms": [term.to_json() for term in quality.terms],
+        "opinions": quality.opinions,
+        "extrapolated": list(quality.extrapolated),
+        "ms_per_token": one.ms_per_token.to_json(),
+        "ms_per_kchar": one.ms_per_kchar.to_json(),
+        "bytes_per_token": one.cost.bytes_per_token,
+        "measurement_flags": list(one.cost.flags),
+    }
+
+
+def comparison(pick: Scored, known: Scored, name: str) -> dict[str, Any]:
+    """``pick`` against the public shape ``name``, measured and predicted in the same format.
+
+    ``time_ratio`` below 1 means the pick is faster per text; ``loss_difference`` below 0 means it is predicted better.
+    """
+    return {
+        "name": name,
+        **entry(known, known.quality),
+        "params_ratio": count_params(pick.candidate.shape).total / count_params(known.candidate.shape).total,
+        "time_ratio": pick.time / known.time,
+        "loss_difference": pick.quality.difference(known.quality),
+    }
+
+
+HEADERS = (
+    *("picks", "L", "d", "heads/kv", "ff", "vocab", "quant", "params", "MB"),
+    *("loss", "vs best", "ms/token", "ms/1k chars", "notes"),
+)
+
+
+def front_rows(document: Mapping[str, Any]) -> list[list[str]]:
+    """One row of cells per member of the front, under :data:`HEADERS`, best predicted loss first."""
+    return [_row(member, ", ".join(member["picks"])) for member in document["front"]]
+
+
+def comparison_rows(document: Mapping[str, Any]) -> list[list[str]]:
+    """One row per public shape that picks are compared with, under :data:`HEADERS`."""
+    rows = {}
+    for pick in document["picks"].values():
+        other = pick["compared_with"]
+        if other and "ms_per_token" in other:
+            rows[other["name"], other["quant"]] = _row(other, other["name"])
+    return list(rows.values())
+
+
+def _row(member: Mapping[str, Any], label: str) -> list[str]:
+    shape, gap = member["shape"], member["difference_to_best"]
+    notes = [
+        *(["tied"] if member.get("tied_with_best") else []),
+        *(["extrapolated"] if member["extrapolated"] else []),
+        *member["measurement_flags"],
+    ]
+    return [
+        label,
+        str(shape["num_layers"]),
+        str(shape["hidden_size"]),
+        f"{shape['num_heads']}/{shape['num_kv_heads']}",
+        str(shape["intermediate_size"]),
+        f"{shape['vocab_size']}{'' if shape['tie_word_embeddings'] else ' untied'}",
+        member["quant"],
+        f"{member['params'] / 1e6:.2f}M",
+        f"{member['bytes'] / 1e6:.1f}",
+        f"{member['predicted_loss']['value']:.3f}",
+        "" if "picks" not in member else f"{gap['low']:+.3f}..{gap['high']:+.3f}",
+        f"{member['ms_per_token']['median']:.3f}",
+        f"{member['ms_per_kchar']['median']:.1f}",
+        ", ".join(notes),
+    ]
+
+
+def _pick(name: str, one: Scored, best: Scored, doubt: float, compared_with: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {
+        "rule": RULES[name],
+        **_named(one),
+        "predicted_loss": one.quality.to_json(best.quality, doubt),
+        "ms_per_kchar": one.ms_per_kchar.to_json(),
+        "compared_with": None if compared_with is None else dict(compared_with),
+    }
+
+
+def _named(one: Scored) -> dict[str, str]:
+    return {"shape": one.candidate.shape.text, "quant": one.candidate.quant}
+
+
+def _loss_without_vocab(one: Scored) -> float:
+    return one.quality.without(VOCAB_TERM)
+
+
+def _notes(front: Sequence[Scored], moved: bool, failures: Sequence[object]) -> list[str]:
+    judged = judged_terms(one.quality for one in front)
+    notes = [f"Predicted losses within {TIE_BAND} nats are tied; inside a tie the measured time decides."]
+    if judged:
+        notes.append(f"Resting on judgement, not on a law: {', '.join(judged)}.")
+    outside = sum(bool(one.quality.extrapolated) for one in front)
+    if outside:
+        notes.append(f"{outside} of {len(front)} shapes lie outside the fitted data: extrapolated, reasons in front.json.")
+    if moved:
+        notes.append(f"The vocabulary term decides a pick: intervals are {VOCAB_DOUBT} nats wider each way ({VOCAB_SUPPORT}).")
+    if failures:
+        notes.append(f"{len(failures)} shapes could not be measured; see 'failures'.")
+    return notes

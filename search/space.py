@@ -1,0 +1,281 @@
+"""The search space as data, and the decoding of a point of it into a shape that meets the budget by construction.
+
+A point gives every dimension but two an index. The width D is then solved: the largest that meets every limit. What is
+still left goes into the MLP, 32 columns at a time, and once that is as wide as the quality law can judge, into layers. No point is ever rejected: one that leaves no width is moved to cheaper
+choices, in a fixed order, until one is left.
+
+Every decoded shape can be exported: D is a multiple of the head dim and of 32, the MLP width of 32, head dims are multiples
+of 16 (rotary GroupQueryAttention needs that), and key/value heads divide the heads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from deepthin.engine.errors import InfeasibleError, UsageError
+from deepthin.engine.formats import format_named
+from deepthin.engine.shape import Shape
+from deepthin.search.budget import Budget
+
+WIDTH_MULTIPLE = 32  # elements of a quantised block: widths between are stored as f16
+HEAD_DIM_MULTIPLE = 16
+LAYERS = (3, 80)  # depths the quality law was fitted on
+VOCABS = (4096, 8192, 16384, 32768, 49152, 65536, 98304, 131072)
+HEAD_DIMS = (32, 64, 96, 128)
+KV_GROUPS = (1, 2, 3, 4, 8)
+MLP_RATIOS = (1.0, 1.5, 2.0, 8 / 3, 3.5, 4.5)
+MAX_MLP_RATIO = 6.0  # the widest MLP the quality law was checked at; a coarse width step could leave room for far more
+QUANTS = ("q4_0", "q8_0", "f16")  # q4_1 is allowed, but is predicted no better than q4_0 and takes more bytes
+
+_REPAIR_ORDER = ("vocab", "tying", "layers", "mlp_ratio", "kv_group", "head_dim", "quant")
+
+Point = Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """One free number of a point: a whole number from ``low`` to ``high``, or an index into a list of choices.
+
+    ``low`` is always the cheapest value, so moving towards it never needs a larger budget.
+    """
+
+    name: str
+    low: int
+    high: int
+    log: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A shape with its body format, as the search scores, measures and stores it."""
+
+    shape: Shape
+    quant: str
+
+    @property
+    def key(self) -> str:
+        """Text that identifies it within a run."""
+        return f"{self.shape.text} {self.quant}"
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """All shapes a search may propose for one budget.
+
+    Attributes:
+        budget: the hard limits.
+        layers: smallest and largest L.
+        vocabs: vocabulary sizes.
+        head_dims: head dims; ``heads`` follows as D / head dim.
+        kv_groups: at most so many query heads per key/value head; key/value heads are the fewest that divide the heads.
+        mlp_ratios: MLP width over D before the rest of the budget is added to it.
+        tyings: whether the head may be, or must be, the embedding.
+        quants: body formats.
+        max_seq_len: context limit of every shape.
+
+    Every list is kept sorted from the cheapest choice up.
+
+    Raises:
+        UsageError: a list is empty or holds a value no decoder of this search can have.
+    """
+
+    budget: Budget
+    layers: tuple[int, int] = LAYERS
+    vocabs: Sequence[int] = VOCABS
+    head_dims: Sequence[int] = HEAD_DIMS
+    kv_groups: Sequence[int] = KV_GROUPS
+    mlp_ratios: Sequence[float] = MLP_RATIOS
+    tyings: Sequence[bool] = (True, False)
+    quants: Sequence[str] = QUANTS
+    max_seq_len: int = 2048
+
+    def __post_init__(self) -> None:
+        """Check the lists and sort them, cheapest first."""
+        low, high = self.layers
+        if not 1 <= low <= high:
+            raise UsageError(f"search space: layers {low} to {high} is no range; the smallest is 1")
+        bad = [e for e in self.head_dims if e < 1 or e % HEAD_DIM_MULTIPLE]
+        if bad:
+            raise UsageError(f"search space: head dim {bad[0]} is no multiple of {HEAD_DIM_MULTIPLE}, which ONNX exports need")
+        for name, least in (("vocabs", 1), ("kv_groups", 1), ("mlp_ratios", 0.125)):
+            bad_values = [x for x in getattr(self, name) if not x >= least]
+            if bad_values:
+                raise UsageError(f"search space: {name} holds {bad_values[0]!r}, but the least possible value is {least}")
+        chosen: dict[str, list[Any]] = {
+            "vocabs": sorted(self.vocabs),
+            "head_dims": sorted(self.head_dims, key=lambda e: (_width_step(e), e)),
+            "kv_groups": sorted(self.kv_groups, reverse=True),
+            "mlp_ratios": sorted(self.mlp_ratios),
+            "tyings": sorted(self.tyings, reverse=True),
+            "quants": sorted(self.quants, key=lambda quant: (format_named(quant).bits_per_weight, quant)),
+        }
+        for name, values in chosen.items():
+            if not values:
+                raise UsageError(f"search space: {name} is empty, so nothing can be proposed; give at least one value")
+            object.__setattr__(self, name, tuple(dict.fromkeys(values)))
+
+    @property
+    def dimensions(self) -> tuple[Dimension, ...]:
+        """The free numbers of a point, always the same ones whatever the lists hold."""
+        return (
+            Dimension("layers", *self.layers, log=True),
+            Dimension("vocab", 0, len(self.vocabs) - 1),
+            Dimension("head_dim", 0, len(self.head_dims) - 1),
+            Dimension("kv_group", 0, len(self.kv_groups) - 1),
+            Dimension("mlp_ratio", 0, len(self.mlp_ratios) - 1),
+            Dimension("tying", 0, len(self.tyings) - 1),
+            Dimension("quant", 0, len(self.quants) - 1),
+        )
+
+    @property
+    def smallest(self) -> Candidate:
+        """The member with the fewest parameters and bytes: every choice its cheapest, the width the narrowest."""
+        point = {dimension.name: dimension.low for dimension in self.dimensions}
+        return Candidate(self._shape(point, self._step(point)), self.quants[0])
+
+    def require_feasible(self) -> None:
+        """Pass when at least the smallest member meets the budget.
+
+        Raises:
+            InfeasibleError: it does not; the message names the binding limit, the shortfall and what would be feasible.
+        """
+        if not self.budget.fits(self.smallest.shape, self.smallest.quant):
+            raise infeasible(self)
+
+    def sample(self, generator: np.random.Generator) -> dict[str, int]:
+        """A random point; depths are drawn evenly in log L."""
+        point = {}
+        for dimension in self.dimensions:
+            low, high = dimension.low, dimension.high
+            if dimension.log:
+                point[dimension.name] = min(high, int(low * ((high + 1) / low) ** generator.random()))
+            else:
+                point[dimension.name] = int(generator.integers(low, high + 1))
+        return point
+
+    def decode(self, point: Point) -> Candidate:
+        """The shape ``point`` stands for; every limit of the budget is met.
+
+        Raises:
+            InfeasibleError: not even the smallest member meets the budget; the message says what would.
+        """
+        current = dict(point)
+        lows = {dimension.name: dimension.low for dimension in self.dimensions}
+        while (width := self._largest_width(current)) is None:
+            cheaper = [name for name in _REPAIR_ORDER if current[name] > lows[name]]
+            if not cheaper:
+                raise infeasible(self)
+            current[cheaper[0]] -= 1
+        return Candidate(self._filled(self._shape(current, width), self._quant(current)), self._quant(current))
+
+    def _quant(self, point: Point) -> str:
+        return self.quants[point["quant"]]
+
+    def _step(self, point: Point) -> int:
+        return _width_step(self.head_dims[point["head_dim"]])
+
+    def _shape(self, point: Point, width: int, kv_heads: int | None = None) -> Shape:
+        head_dim = self.head_dims[point["head_dim"]]
+        heads = width // head_dim
+        inner = round(self.mlp_ratios[point["mlp_ratio"]] * width / WIDTH_MULTIPLE) * WIDTH_MULTIPLE
+        return Shape(
+            num_layers=point["layers"],
+            hidden_size=width,
+            num_heads=heads,
+            num_kv_heads=kv_heads or _fewest_kv_heads(heads, self.kv_groups[point["kv_group"]]),
+            head_dim=head_dim,
+            intermediate_size=max(WIDTH_MULTIPLE, inner),
+            vocab_size=self.vocabs[point["vocab"]],
+            tie_word_embeddings=self.tyings[point["tying"]],
+            max_seq_len=self.max_seq_len,
+        )
+
+    def _largest_width(self, point: Point) -> int | None:
+        """The largest width that fits, or None.
+
+        Sizes do not quite grow with the width, because key/value heads must divide the heads. With a single one they do,
+        so bisection over that gives an upper bound, from which every width is tried downwards.
+        """
+        step, quant = self._step(point), self._quant(point)
+
+        def fits(steps: int, kv_heads: int | None) -> bool:
+            return self.budget.fits(self._shape(point, steps * step, kv_heads), quant)
+
+        if not fits(1, 1):
+            return None
+        low, high = 1, 2
+        while fits(high, 1):
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle, 1) else (low, middle)
+        return next((steps * step for steps in range(low, 0, -1) if fits(steps, None)), None)
+
+    def _filled(self, shape: Shape, quant: str) -> Shape:
+        """``shape`` with what the budget still holds: first MLP columns up to MAX_MLP_RATIO, then whole layers."""
+        columns = (int(MAX_MLP_RATIO * shape.hidden_size) - shape.intermediate_size) // WIDTH_MULTIPLE
+        wider = shape.replace(intermediate_size=shape.intermediate_size + WIDTH_MULTIPLE)
+        spare = self._spare(shape, wider, quant)
+        if spare < columns:
+            return shape.replace(intermediate_size=shape.intermediate_size + spare * WIDTH_MULTIPLE)
+        shape = shape.replace(intermediate_size=shape.intermediate_size + max(0, columns) * WIDTH_MULTIPLE)
+        layers = min(self.layers[1] - shape.num_layers, self._spare(shape, shape.replace(num_layers=shape.num_layers + 1), quant))
+        return shape.replace(num_layers=shape.num_layers + layers)
+
+    def _spare(self, shape: Shape, larger: Shape, quant: str) -> int:
+        """How many times the step from ``shape`` to ``larger`` fits into what ``shape`` leaves of the budget."""
+        need, more = self.budget.needs(shape, quant), self.budget.needs(larger, quant)
+        return min((limit - need[name]) // (more[name] - need[name]) for name, limit in self.budget.limits.items())
+
+
+def infeasible(space: Space) -> InfeasibleError:
+    """The error for a budget below the smallest member of ``space``: what binds, by how much, and the nearest way out."""
+    shape, quant = space.smallest.shape, space.smallest.quant
+    over = space.budget.excesses(shape, quant)
+    if not over:
+        raise RuntimeError(f"Bug: {shape.text} {quant} meets the budget, yet no point of the space was decoded")
+    worst = over[0]
+    flag = f"--{worst.name} {worst.limit:,}"
+    table = space.budget.table(shape, quant)[worst.name]
+    if table > worst.limit:
+        found = (
+            f"{flag} is too small for a vocabulary of {shape.vocab_size:,}: its embedding alone takes {table:,} {worst.unit} "
+            f"at the narrowest width ({shape.vocab_size:,} x {shape.hidden_size}), {table - worst.limit:,} more than the budget"
+        )
+    else:
+        found = (
+            f"{flag} is too small: the smallest shape of this search ({shape.text}, {quant}) takes {worst.need:,} "
+            f"{worst.unit}, {worst.need - worst.limit:,} more than the budget"
+        )
+    budgets = " and ".join(f"--{excess.name} {excess.need}" for excess in over)
+    vocab = _largest_vocab(space)
+    way_out = (
+        f"--vocab {vocab} at this budget, or {budgets} with this vocabulary"
+        if vocab
+        else f"{budgets} (no vocabulary fits this budget)"
+    )
+    return InfeasibleError(f"{found}. Nearest feasible: {way_out}.")
+
+
+def _largest_vocab(space: Space) -> int:
+    """The largest vocabulary with which the smallest member meets the budget; 0 when there is none."""
+    smallest = space.smallest
+    low, high = 0, smallest.shape.vocab_size
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits = space.budget.fits(smallest.shape.replace(vocab_size=middle), smallest.quant)
+        low, high = (middle, high) if fits else (low, middle)
+    return low
+
+
+def _width_step(head_dim: int) -> int:
+    return math.lcm(head_dim, WIDTH_MULTIPLE)
+
+
+def _fewest_kv_heads(heads: int, group: int) -> int:
+    return next(kv for kv in range(1, heads + 1) if heads % kv == 0 and heads // kv <= group)
