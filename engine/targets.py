@@ -14,6 +14,7 @@ from deepthin.engine.accounting import fallback_matrices
 from deepthin.engine.shape import Shape
 
 K_QUANT_BLOCK = 256
+LLAMA_CPP_MAX_LAYERS = 512  # LLAMA_MAX_LAYERS in llama.cpp src/llama-hparams.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +69,16 @@ def _onnx(shape: Shape) -> Verdict:
     return Verdict(False, f"GroupQueryAttention needs head_dim to be a multiple of 8, not {shape.head_dim}")
 
 
+def _llama_cpp(shape: Shape) -> str:
+    """What keeps llama.cpp from running ``shape`` in any format, or an empty string."""
+    too_deep = shape.num_layers > LLAMA_CPP_MAX_LAYERS
+    limit = f"llama.cpp runs at most {LLAMA_CPP_MAX_LAYERS} layers, not {shape.num_layers}" if too_deep else ""
+    return _llama_only(shape) or limit
+
+
 def _gguf(quant: str) -> Callable[[Shape], Verdict]:
     def rule(shape: Shape) -> Verdict:
-        reason = _llama_only(shape)
+        reason = _llama_cpp(shape)
         if reason:
             return Verdict(False, reason)
         kept = fallback_matrices(shape, quant)
@@ -82,7 +90,7 @@ def _gguf(quant: str) -> Callable[[Shape], Verdict]:
 
 
 def _k_quants(shape: Shape) -> Verdict:
-    reason = _llama_only(shape)
+    reason = _llama_cpp(shape)
     if reason:
         return Verdict(False, reason)
     widths = {"d": shape.hidden_size, "heads x head_dim": shape.q_size, "ff": shape.intermediate_size}

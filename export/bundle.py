@@ -83,10 +83,10 @@ def export_bundle(
             f"nothing to export: targets {list(targets)} with quants {list(quants)}; targets are {', '.join(TARGETS)}, "
             f"and ONNX files come in {', '.join(ONNX_NAMES)}"
         )
-    _require_free(out, overwrite)
     partial = out.parent / f".{out.name}.partial-{secrets.token_hex(4)}"
     writer = _Writer(partial, progress or (lambda path: None))
     try:
+        _require_free(out, overwrite)
         partial.mkdir(parents=True)
         writer.write(model, feasible, quants, hf_dtype, accuracy_level)
         document = {
@@ -102,6 +102,7 @@ def export_bundle(
             "quants": list(quants),
             "refused": refused,
             "not_in_onnx": no_operator,
+            "onnx_accuracy_level": accuracy_level if "onnx" in feasible else None,
             "files": [asdict(file) for file in writer.files],
             "versions": {"deepthin": VERSION, **{name: version(name) for name in ("numpy", "onnx")}},
         }

@@ -8,7 +8,8 @@ Opset 21, IR 10, com.microsoft 1: what onnxruntime 1.20 (8-bit weights: 1.23) an
     logits                          f32 [batch_size, sequence_length, V]
     present.N.key, .value           f32 [batch_size, K, total_sequence_length, E]
 
-K and E are numbers, not symbols: transformers.js takes every symbol but batch_size for 0.
+Several new tokens against a filled cache need batch_size 1. K and E are numbers, not symbols: transformers.js takes every
+symbol but batch_size for 0.
 
 Attention is GroupQueryAttention, which turns queries and keys itself when E is a multiple of 16; for other multiples of 8
 RotaryEmbedding does it first. Residual norms are SkipSimplifiedLayerNormalization; the first norm is spelled out, since its

@@ -17,6 +17,7 @@ from deepthin.engine.gguf_file import read_gguf
 from deepthin.engine.load import load_model
 from deepthin.engine.model import Model
 from deepthin.engine.shape import Shape
+from deepthin.engine.targets import target_verdicts
 from deepthin.engine.tensors import tensor_specs
 from deepthin.export import bundle
 from deepthin.export.bundle import export_bundle
@@ -112,6 +113,13 @@ def test_targets_that_refuse_are_named_before_anything_is_written(tmp_path: Path
     assert set(tree(tmp_path / "out")) == {"gguf/model-f16.gguf", "manifest.json"}
     with pytest.raises(UnsupportedError, match="onnx"):
         export_bundle(model, tmp_path / "none", targets=("onnx", "hf"), skip_infeasible=True)
+
+
+def test_more_layers_than_llama_cpp_runs(tmp_path: Path) -> None:
+    deep = Shape.parse("L=513,d=32,heads=2,ff=32,vocab=40,tied")
+    assert not target_verdicts(deep)["gguf-q4_0"].ok and target_verdicts(deep.replace(num_layers=512))["gguf-q4_0"].ok
+    with pytest.raises(UnsupportedError, match=r"gguf: llama\.cpp runs at most 512 layers, not 513"):
+        export_bundle(lively_model(deep), tmp_path / "out")
 
 
 @pytest.mark.parametrize(
