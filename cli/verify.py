@@ -12,6 +12,7 @@ from deepthin.cli.outcome import Outcome
 from deepthin.cli.progress import Progress
 from deepthin.cli.table import table
 
+RUNTIMES = ("engine", "onnxruntime", "llama.cpp")
 EXAMPLES = """examples:
   deepthin verify bundle
   deepthin verify run/export --runtimes engine,onnxruntime
@@ -25,9 +26,7 @@ within the named budget; 4 says where they first part. A runtime that is not ins
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this command."""
     parser.add_argument("folder", type=Path, metavar="DIR", help="a folder written by deepthin export")
-    parser.add_argument(
-        "--runtimes", type=one_of("engine", "onnxruntime", "llama.cpp"), metavar="R,R,..", help="default: every one installed"
-    )
+    parser.add_argument("--runtimes", type=one_of(*RUNTIMES), metavar="R,R,..", help="default: every one installed")
 
 
 def run(options: argparse.Namespace, progress: Progress) -> Outcome:
@@ -43,22 +42,13 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
 
 
 def verdict_text(result: Mapping[str, Any]) -> str:
-    """Runtimes, damaged files, and one row per compared pair."""
-    lines = []
-    for runtime in result["runtimes"]:
-        why = f": {runtime['why']}" if runtime.get("why") else ""
-        lines.append(f"{runtime['name']} {runtime.get('version') or ''} {runtime['status']}{why}".replace("  ", " "))
+    """What was found out in words, then one row per compared pair."""
     rows = []
     for pair in result["pairs"]:
-        parted = pair["first_divergence"]
-        cells = [f"{pair[key]:.2e}" if pair[key] is not None else "-" for key in ("max_abs", "nmse", "kl")]
-        rows.append(
-            (pair["a"], pair["b"], pair["file"], pair["phase"], *cells, f"{pair['top1']:.1%}", "ok" if pair["ok"] else "FAIL")
-        )
-        if parted:
-            lines.append(
-                f"{pair['a']} and {pair['b']} part at position {parted['position']} of {pair['phase']}: {parted['why']}"
-            )
-    lines.append(table(("a", "b", "file", "phase", "max abs", "nmse", "kl", "top-1", ""), rows, left=4))
-    lines.append(f"verification: {result['verdict']}")
+        figures = ["-" if pair.get(key) is None else f"{pair[key]:.1e}" for key in ("max_abs", "nmse", "kl")]
+        top1 = "-" if pair.get("top1") is None else f"{pair['top1']:.1%}"
+        rows.append((pair["b"], pair["file"], pair["phase"], *figures, top1, "ok" if pair["ok"] else "FAIL"))
+    lines = list(result["summary"])
+    if rows:
+        lines = [table(("runtime", "file", "phase", "max abs", "nmse", "kl", "top-1", ""), rows, left=3), "", *lines]
     return "\n".join(lines)

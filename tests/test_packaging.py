@@ -115,6 +115,12 @@ def test_every_deepthin_command_in_the_documents_has_the_options_it_uses(name: s
             assert re.search(rf"(^|[\s\[]){re.escape(option)}\b", text), f"{name}: {option} is no option of {words[1]}"
 
 
+def test_the_python_example_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    exec(compile(code, "README.md", "exec"), {})
+    assert capsys.readouterr().out.split()[0] == "134515008"
+
+
 def test_the_test_command_of_the_readme_is_the_one_ci_runs() -> None:
     commands = shell_commands((ROOT / "README.md").read_text())
     (tests,) = [line for line in commands if "pytest" in line]
