@@ -51,7 +51,8 @@ _SCALARS: dict[int, tuple[str, str]] = {  # value type: name, struct (and NumPy)
     11: ("int64", "q"),
     12: ("float64", "d"),
 }
-# ggml_type number: name, values per block, bytes per block. Reading needs the sizes of types it cannot run, to check offsets.
+# ggml_type number: name, values per block, bytes per block. Sizes of types that cannot be run are needed to check offsets.
+# Types that ggml keeps in memory only (Q8_1, Q8_K) are left out.
 # Source: ggml ``include/ggml.h`` and ``src/ggml-common.h`` at ggml-org/ggml@d99724f.
 GGML_TYPES: dict[int, tuple[str, int, int]] = {
     0: ("F32", 1, 4),
@@ -61,13 +62,11 @@ GGML_TYPES: dict[int, tuple[str, int, int]] = {
     6: ("Q5_0", 32, 22),
     7: ("Q5_1", 32, 24),
     8: ("Q8_0", 32, 34),
-    9: ("Q8_1", 32, 36),
     10: ("Q2_K", 256, 84),
     11: ("Q3_K", 256, 110),
     12: ("Q4_K", 256, 144),
     13: ("Q5_K", 256, 176),
     14: ("Q6_K", 256, 210),
-    15: ("Q8_K", 256, 292),
     16: ("IQ2_XXS", 256, 66),
     17: ("IQ2_XS", 256, 74),
     18: ("IQ3_XXS", 256, 98),

@@ -6,6 +6,10 @@ Source of keys, defaults and meanings: llama.cpp ``src/llama-model.cpp``, ``src/
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from deepthin.engine.errors import FormatError, ShapeError, UnsupportedError
 from deepthin.engine.formats import FORMATS, GGUF_TYPES
 from deepthin.engine.gguf_file import GgufFile
@@ -50,6 +54,8 @@ _UNSUPPORTED_TENSORS = (  # part of a tensor name, what it means
 def model_from_gguf(file: GgufFile) -> Model:
     """The model in ``file``; only query and key rows are copied, the rest stays mapped.
 
+    Without a tokenizer that this version can use, ``tokenizer`` is None and ``metadata["tokenizer_note"]`` says why.
+
     Raises:
         FormatError: metadata and tensors contradict each other.
         UnsupportedError: the file is valid but asks for something this engine does not do.
@@ -79,8 +85,11 @@ def model_from_gguf(file: GgufFile) -> Model:
     if left_over:
         raise FormatError(f"{file.path}: tensor '{left_over[0]}' belongs to no part of a llama model of shape {shape.text}")
     name = file.text("general.name", file.path.stem)
-    metadata = {key: held.value for key, held in file.metadata.items() if not key.startswith("tokenizer.")}
-    return Model(shape, tensors, _tokenizer(file, shape), name, str(file.path), metadata)
+    metadata = {key: _plain(held.value) for key, held in file.metadata.items() if not key.startswith("tokenizer.")}
+    tokenizer, note = _tokenizer(file, shape)
+    if note:
+        metadata["tokenizer_note"] = note
+    return Model(shape, tensors, tokenizer, name, str(file.path), metadata)
 
 
 def _refuse_other_architectures(file: GgufFile) -> None:
@@ -100,7 +109,7 @@ def _refuse_other_architectures(file: GgufFile) -> None:
 def _refuse_features(file: GgufFile) -> None:
     for name, (off, meaning) in _FEATURE_OFF.items():
         held = file.metadata.get(f"llama.{name}")
-        if held is not None and held.value != off:
+        if held is not None and (held.kind.startswith("[") or held.value != off):
             raise UnsupportedError(f"{file.path}: key 'llama.{name}' asks for {meaning}, which this version does not run")
     scaling = file.text("llama.rope.scaling.type", "none")
     factors = [file.number(f"llama.rope.{key}", 1.0, low=0.0, high=1e6) for key in ("scaling.factor", "scale_linear")]
@@ -166,11 +175,13 @@ def _shape(file: GgufFile) -> Shape:
         raise FormatError(f"{file.path}: {error}") from None
 
 
-def _tokenizer(file: GgufFile, shape: Shape) -> TokenizerSpec | None:
-    """The tokenizer, or None for files of token ids only (``none``) and for kinds other than byte-level BPE."""
-    if file.text("tokenizer.ggml.model", "none") != "gpt2":
-        return None
-    tokens = file.texts("tokenizer.ggml.tokens")
+def _tokenizer(file: GgufFile, shape: Shape) -> tuple[TokenizerSpec | None, str]:
+    """The tokenizer, or None and a sentence saying why there is none."""
+    kind = file.text("tokenizer.ggml.model", "none")
+    if kind != "gpt2":
+        none = kind in ("none", "no_vocab")
+        return None, "the file holds no tokenizer" if none else f"its tokenizer is {kind[:40]!r}, not byte-level BPE ('gpt2')"
+    tokens = [text or f"[EMPTY_{token}]" for token, text in enumerate(file.texts("tokenizer.ggml.tokens"))]  # as in llama.cpp
     if not 0 < len(tokens) <= shape.vocab_size:
         raise FormatError(
             f"{file.path}: key 'tokenizer.ggml.tokens' has {len(tokens)} items, but the embedding has {shape.vocab_size} rows; "
@@ -183,12 +194,20 @@ def _tokenizer(file: GgufFile, shape: Shape) -> TokenizerSpec | None:
     for field, key in (("bos_id", "bos"), ("eos_id", "eos"), ("unk_id", "unknown"), ("pad_id", "padding")):
         full = f"tokenizer.ggml.{key}_token_id"
         ids[field] = file.integer(full, high=len(tokens) - 1) if full in file.metadata else None
-    pre = pre_tokenizer_named(file.text("tokenizer.ggml.pre", "default"), str(file.path))
-    return TokenizerSpec(
-        pre=pre.name,
-        tokens=tuple(tokens),
-        token_types=tuple(types),
-        merges=tuple(file.texts("tokenizer.ggml.merges")),
-        add_bos=file.flag("tokenizer.ggml.add_bos_token", pre.add_bos),
-        **ids,
-    )
+    merges = file.texts("tokenizer.ggml.merges")
+    try:
+        pre = pre_tokenizer_named(file.text("tokenizer.ggml.pre", "default"), "its tokenizer")
+    except UnsupportedError as error:
+        return None, str(error)
+    if file.flag("tokenizer.ggml.add_eos_token", False):
+        return None, "its tokenizer puts an end token behind every text, which is not done"
+    add_bos = file.flag("tokenizer.ggml.add_bos_token", pre.add_bos)
+    if add_bos and ids["bos_id"] is None:
+        raise FormatError(
+            f"{file.path}: key 'tokenizer.ggml.bos_token_id' is missing, but every text is to begin with that token"
+        )
+    return TokenizerSpec(pre.name, tuple(tokens), tuple(types), tuple(merges), add_bos=add_bos, **ids), ""
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray) else value
