@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from collections.abc import Iterator
 from email.message import Message
 from email.parser import Parser
 from pathlib import Path
@@ -28,20 +29,27 @@ def test_each_link_is_the_folder_at_the_root(folder: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """The wheel built from the sdist of a copy of this tree, so that no earlier build leaves traces in either."""
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what packaging reads, so that no earlier build leaves traces in a new one."""
     copy = tmp_path_factory.mktemp("tree")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy2(ROOT / name, copy / name)
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.pyc", "*.nbi", "*.nbc")
     for name in (*FOLDERS, "src"):
         shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=ignored)
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(copy / "dist"), str(copy)]
+    return copy
+
+
+@pytest.fixture(scope="module")
+def wheel(tree: Path) -> Iterator[zipfile.ZipFile]:
+    """The wheel built from the sdist of ``tree``."""
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(tree / "dist"), str(tree)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    (path,) = (copy / "dist").glob("*.whl")
-    assert len(list((copy / "dist").glob("*.tar.gz"))) == 1
-    return zipfile.ZipFile(path)
+    (path,) = (tree / "dist").glob("*.whl")
+    assert len(list((tree / "dist").glob("*.tar.gz"))) == 1
+    with zipfile.ZipFile(path) as opened:
+        yield opened
 
 
 def metadata_of(wheel: zipfile.ZipFile) -> Message:
@@ -49,11 +57,11 @@ def metadata_of(wheel: zipfile.ZipFile) -> Message:
     return Parser().parsestr(wheel.read(name).decode())
 
 
-def test_the_wheel_holds_exactly_the_files_of_the_tree(wheel: zipfile.ZipFile) -> None:
-    expected = {f"deepthin/{path.name}" for path in (ROOT / "src" / "deepthin").iterdir() if path.suffix in DATA_SUFFIXES}
+def test_the_wheel_holds_exactly_the_files_of_the_tree(tree: Path, wheel: zipfile.ZipFile) -> None:
+    expected = {f"deepthin/{path.name}" for path in (tree / "src" / "deepthin").iterdir() if path.suffix in DATA_SUFFIXES}
     for folder in FOLDERS:
-        files = (path for path in (ROOT / folder).rglob("*") if path.suffix in DATA_SUFFIXES)
-        expected |= {f"deepthin/{path.relative_to(ROOT).as_posix()}" for path in files}
+        files = (path for path in (tree / folder).rglob("*") if path.suffix in DATA_SUFFIXES)
+        expected |= {f"deepthin/{path.relative_to(tree).as_posix()}" for path in files}
     found = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert found == expected
 

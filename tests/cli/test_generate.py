@@ -1,0 +1,73 @@
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from deepthin.cli.main import main
+
+TINY = "L=2,d=64,heads=4,kv=2,ff=96,vocab=96,tied"
+
+
+def test_text_streams_to_standard_output_and_times_to_standard_error(
+    smollm2_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", str(smollm2_path), "-p", "The capital of France is", "-n", "8"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith(" Paris")
+    assert captured.out.endswith("\n")
+    assert "5 prompt tokens at" in captured.err
+    assert "8 generated at" in captured.err
+
+
+def test_json_holds_the_same_text(
+    smollm2_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("The capital of France is"))
+    assert main(["generate", str(smollm2_path), "-p", "-", "-n", "8", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["schema"] == "deepthin/generate/1"
+    assert found["text"].startswith(" Paris")
+    assert len(found["token_ids"]) == 8
+    assert len(found["prompt_token_ids"]) == 5
+    for name in ("prefill_tok_s", "decode_tok_s"):
+        assert set(found[name]) == {"median", "ci_low", "ci_high", "n", "unit", "samples"}
+        assert found[name]["median"] > 0
+
+
+def test_a_bare_shape_continues_ids_the_same_way_each_time(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["generate", TINY, "--ids", "1,2,3", "-n", "5", "--temperature", "0.9", "--seed", "4"]
+    assert main(arguments) == 0
+    first = capsys.readouterr().out
+    assert main([*arguments, "--threads", "1"]) == 0
+    assert capsys.readouterr().out == first
+    assert [0 <= int(word) < 96 for word in first.split()] == [True] * 5
+
+
+def test_one_token_has_no_decode_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", TINY, "--ids", "1", "-n", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["decode_tok_s"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        ([], 2, "a prompt is needed: -p TEXT"),
+        (["-p", "hello"], 2, "has no tokenizer, so it takes no text"),
+        (["--ids", "1,x"], 2, "'1,x' is no list of token ids"),
+        (["--ids=-1"], 2, "holds a negative token id"),
+        (["--ids", "96"], 2, "token id 96 is outside the vocabulary of 96"),
+        (["--ids", "1", "-n", "9", "--context", "4"], 2, "do not fit a context of 4"),
+        (["--ids", "1", "-p", "x"], 2, "not allowed with argument"),
+        (["--ids", "1", "--top-p", "0"], 2, "0 is outside"),
+        (["--ids", "1", "-n", "0"], 2, "0 is outside 1 to"),
+    ],
+)
+def test_prompts_that_do_not_fit(arguments: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", TINY, *arguments]) == code
+    assert says in capsys.readouterr().err
+
+
+def test_an_architecture_the_engine_lacks_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", TINY + ",mlp=gelu", "--ids", "1"]) == 1
+    assert "gelu" in capsys.readouterr().err

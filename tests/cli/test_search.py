@@ -1,0 +1,93 @@
+"""The main job through the front door, small enough for a test: search, export, verify, repeat."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deepthin.cli.main import main
+from deepthin.engine.accounting import count_params
+from deepthin.engine.shape import Shape
+
+SMALL = ["search", "--params", "400k", "--vocab", "512,1024", "--trials", "4", "--context", "16", "--quant", "q4_0,q8_0"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("search")
+
+
+def searched(folder: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, dict[str, Any]]:
+    code = main([*SMALL, "--out", str(folder / "run"), "--store", str(folder / "store.jsonl"), "--json", *more])
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return code, found
+
+
+def test_search_exports_and_verifies_its_pick(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = searched(folder, capsys)
+    assert code == 0
+    assert found["schema"] == "deepthin/search/1"
+    assert found["trials"] == 4
+    assert found["measured_now"] >= 1
+    for member in found["front"]:
+        assert count_params(Shape.from_json(member["shape"])).total == member["params"] <= 400_000
+        assert member["ms_per_token"]["unit"] == "ms"
+    pick = found["picks"][found["recommended"]]
+    assert found["export"]["shape"]["text"] == pick["shape"]
+    assert found["verification"]["verdict"] == "pass"
+    assert (folder / "run" / "export" / "manifest.json").is_file()
+
+
+def test_the_same_search_again_measures_nothing_and_writes_the_same_front(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (folder / "run" / "front.json").read_bytes()
+    code, found = searched(folder, capsys, "--no-export")
+    assert code == 0
+    assert found["measured_now"] == 0
+    assert found["export"] is None
+    assert (folder / "run" / "front.json").read_bytes() == before
+
+
+def test_tables_for_people(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [*SMALL, "--out", str(folder / "run"), "--store", str(folder / "store.jsonl"), "--no-export"]
+    assert main(arguments) == 0
+    text = capsys.readouterr().out
+    assert "budget 400k parameters, embedding included; 4 shapes tried" in text
+    assert "fastest_tied (recommended)" in text
+    assert "0 shapes timed now" in text
+
+
+def test_other_settings_in_the_same_folder_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main([*SMALL, "--out", str(folder / "run"), "--seed", "5"])
+    assert code == 2
+    assert "other settings: seed 0, not 5" in capsys.readouterr().err
+
+
+def test_a_budget_below_the_embedding_exits_3_with_the_way_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", "--params", "100k", "--vocab", "32000", "--out", str(tmp_path / "run")]) == 3
+    error = capsys.readouterr().err
+    assert "its embedding alone takes 1,024,000 parameters" in error
+    assert "924,000 more than the budget" in error
+    assert "Nearest feasible: --vocab" in error
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--params", "0"], "'0' is below 1"),
+        (["--bytes", "90"], None),
+        (["--quant", "q4_0,q2_k"], "'q2_k' is unknown"),
+        (["--trials", "0"], "0 is outside 1 to 10000"),
+        (["--max-kv-mb", "-3"], "-3 is outside"),
+        (["--pick", "best"], "invalid choice: 'best'"),
+    ],
+)
+def test_settings_that_make_no_sense(
+    arguments: list[str], says: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(["search", *arguments, "--out", str(tmp_path / "run")])
+    assert code == (3 if says is None else 2)
+    assert (says or "--bytes 90 is too small") in capsys.readouterr().err
