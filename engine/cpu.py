@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import platform
 from dataclasses import dataclass
 
 from deepthin.engine.errors import UsageError
@@ -40,6 +41,11 @@ def codegen_cpu() -> CodegenCpu:
         on = (feature for feature, is_on in llvm.get_host_cpu_features().items() if is_on)
         return CodegenCpu(name, frozenset() if name == "generic" else frozenset(on))
     return CodegenCpu(name, frozenset(part[1:] for part in text.split(",") if part.startswith("+")))
+
+
+def has_half_and_fma() -> bool:
+    """Whether code may widen f16 and fuse multiply-add in hardware: F16C and FMA on x86, always on arm64."""
+    return codegen_cpu().features.issuperset(("f16c", "fma")) or platform.machine().lower() in ("aarch64", "arm64")
 
 
 @functools.cache

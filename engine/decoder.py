@@ -101,7 +101,7 @@ class Runner:
     def run(self, num_tokens: int, position: int, logits: int) -> None:
         """Run ``self.tokens[:num_tokens]`` at ``position``; ``logits`` is one of the kernels' LOGITS_ values."""
         self.ints[k.NUM_TOKENS], self.ints[k.POSITION], self.ints[k.LOGITS] = num_tokens, position, logits
-        k.run_job(self.threads, *self.arrays)
+        k.work(0, self.threads, *self.arrays)
 
     def fill_cache(self, value: float) -> None:
         """Write every cached key and value, so that their pages exist and reading them costs what it would."""

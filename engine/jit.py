@@ -52,7 +52,8 @@ def source_digest() -> str:
 
 
 @functools.cache
-def _kernel_cache_dir() -> Path | None:
+def kernel_cache_dir() -> Path | None:
+    """Where this process keeps compiled kernels; None where that cannot be written."""
     folder = user_cache_dir() / "kernels" / source_digest()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -67,7 +68,7 @@ def kernel(function: F) -> F:
     Where the cache folder cannot be written the kernel is compiled anew in each process.
     """
     options: dict[str, Any] = {"nogil": True, "boundscheck": False, "fastmath": FASTMATH, "error_model": "numpy"}
-    folder = _kernel_cache_dir()
+    folder = kernel_cache_dir()
     if folder is None:
         return numba.njit(**options)(function)  # type: ignore[no-any-return]
     previous = numba.config.CACHE_DIR
@@ -76,3 +77,8 @@ def kernel(function: F) -> F:
         return numba.njit(cache=True, **options)(function)  # type: ignore[no-any-return]
     finally:
         numba.config.CACHE_DIR = previous
+
+
+def assembly(function: Callable[..., Any]) -> str:
+    """Machine code text of every compiled version of a kernel, for tests that look for an instruction."""
+    return "\n".join(function.inspect_asm().values())  # type: ignore[attr-defined]

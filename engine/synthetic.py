@@ -13,7 +13,7 @@ from typing import Self
 
 import numpy as np
 
-from deepthin.engine.arrays import F64, U8
+from deepthin.engine.arrays import F32, F64, U8
 from deepthin.engine.decoder import Runner, token_times
 from deepthin.engine.errors import UsageError
 from deepthin.engine.formats import BlockFormat, format_named, head_format
@@ -90,6 +90,10 @@ class SyntheticDecoder:
             times = token_times(self._runner.stamps, self.num_blocks)
             out[:, step] = total, times.embed_s, times.blocks_s.sum(), times.head_s
         return StepTimes(*out)
+
+    def last_logits(self) -> F32:
+        """Logits f32 [V] of the last step; meaningless, but finite."""
+        return self._runner.logits[: self._vocab]
 
     def close(self) -> None:
         """Stop the threads; the shared arena stays for the next shape."""

@@ -155,34 +155,26 @@ def work(
     x, qkv, mixed, gate, up, logits, keys, values,
     all_row, all_xq, all_xs, all_xn, all_scores, all_head, stamps,
 ):  # fmt: skip
-    """Body of a worker thread: run each published job until told to stop."""
+    """Thread 0 publishes one job, takes part and returns when all are done; the others run jobs until told to stop.
+
+    One function for both roles, because Numba would compile the whole of :func:`run_tokens` again for a second one.
+    """
     seen = np.int32(0)
     while True:
-        wait_while(ctl, JOB, JOB_PARKED, seen, ints[IDLE_SPIN])
-        if atomic_load(ctl, STOP) != 0:
-            return
-        seen = np.int32(seen + 1)
+        if tid != 0:
+            wait_while(ctl, JOB, JOB_PARKED, seen, ints[IDLE_SPIN])
+            if atomic_load(ctl, STOP) != 0:
+                return
+            seen = np.int32(seen + 1)
+        elif num_threads > 1:
+            publish(ctl, JOB, JOB_PARKED, np.int32(atomic_load(ctl, JOB) + 1))
         run_tokens(
             tid, num_threads, ctl, ints, eps, tokens, ops, arena, norms, cosine, sine,
             x, qkv, mixed, gate, up, logits, keys, values,
             all_row, all_xq, all_xs, all_xn, all_scores, all_head, stamps,
         )  # fmt: skip
-
-
-@kernel
-def run_job(
-    num_threads, ctl, ints, eps, tokens, ops, arena, norms, cosine, sine,
-    x, qkv, mixed, gate, up, logits, keys, values,
-    all_row, all_xq, all_xs, all_xn, all_scores, all_head, stamps,
-):  # fmt: skip
-    """Publish one job to the workers and take part as thread 0; returns when all are done."""
-    if num_threads > 1:
-        publish(ctl, JOB, JOB_PARKED, np.int32(atomic_load(ctl, JOB) + 1))
-    run_tokens(
-        0, num_threads, ctl, ints, eps, tokens, ops, arena, norms, cosine, sine,
-        x, qkv, mixed, gate, up, logits, keys, values,
-        all_row, all_xq, all_xs, all_xn, all_scores, all_head, stamps,
-    )  # fmt: skip
+        if tid == 0:
+            return
 
 
 @kernel

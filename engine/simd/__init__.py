@@ -6,7 +6,7 @@ file provides the target-dependent part is fixed by :func:`deepthin.engine.cpu.s
 
 from __future__ import annotations
 
-from deepthin.engine.cpu import simd_target
+from deepthin.engine.cpu import has_half_and_fma, simd_target
 
 if simd_target() == "avx512_vnni":
     from deepthin.engine.simd.avx512_vnni import Q8_BIAS, W, dot4_nibbles, dot4_q8
@@ -31,7 +31,7 @@ from deepthin.engine.simd.vectors import (
     load_scalar_f32,
 )
 
-_v = Vectors(W)
+_v = Vectors(W, has_half_and_fma=has_half_and_fma())
 add = _v.add
 add_i32 = _v.add_i32
 as_f32 = _v.as_f32

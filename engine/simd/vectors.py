@@ -37,8 +37,8 @@ class Vectors:
     ``load_*`` and ``store_*`` take (array, index); the index counts the array's own elements and needs no alignment.
     """
 
-    def __init__(self, lanes: int, *, native_f16: bool = True) -> None:
-        """Build every intrinsic once; ``native_f16`` says that the CPU widens f16 itself."""
+    def __init__(self, lanes: int, *, has_half_and_fma: bool) -> None:
+        """Build every intrinsic once; ``has_half_and_fma`` says that the CPU widens f16 and fuses a * b + c itself."""
         self.lanes = lanes
         f32, i32, byte = Vec("f32", lanes), Vec("i32", lanes), Vec("i8", 4 * lanes)
         v_f32, v_i32 = vector(FLOAT, lanes), vector(I32, lanes)
@@ -75,7 +75,7 @@ class Vectors:
         self.load_f32 = load(f32, v_f32, lambda builder, value: value)
         self.load_bytes = load(byte, vector(I8, 4 * lanes), lambda builder, value: value)
         self.load_bf16 = load(f32, vector(I16, lanes), bf16)
-        if native_f16:
+        if has_half_and_fma:
             self.load_f16 = load(f32, vector(HALF, lanes), lambda builder, value: builder.fpext(value, v_f32))
         else:
             self.load_f16 = load(f32, vector(I16, lanes), lambda builder, value: f16_to_f32(builder, value, lanes))
@@ -98,7 +98,7 @@ class Vectors:
             """A * b + c, rounded once where the CPU can (it must: the portable form rounds twice)."""
 
             def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-                if native_f16:  # every CPU with F16C or NEON that we target has FMA
+                if has_half_and_fma:
                     return call(builder, f"llvm.fma.v{lanes}f32", v_f32, list(args))
                 return builder.fadd(builder.fmul(args[0], args[1]), args[2])
 

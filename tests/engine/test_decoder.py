@@ -1,0 +1,212 @@
+"""The fast decoder against the NumPy one, and against itself on other threads and in other steps."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from deepthin.engine.cpu import TARGETS, codegen_cpu
+from deepthin.engine.decoder import Decoder
+from deepthin.engine.errors import UnsupportedError, UsageError
+from deepthin.engine.formats import FORMATS
+from deepthin.engine.model import Model, Tensor, random_model
+from deepthin.engine.reference import Reference
+from deepthin.engine.shape import Shape
+from deepthin.engine.synthetic import SyntheticDecoder
+
+IDS = [1, 5, 7, 90, 3, 2, 94, 94, 0, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20]
+ODD = Shape.parse("L=3,d=96,heads=6,kv=2,head_dim=16,ff=160,vocab=95,untied,theta=5000.0")
+
+# f32 rounding only, against float64; and the loss of 8-bit activations, as in export/tolerances.toml
+EXACT_NMSE, INT8_ACTIVATION_NMSE = 1e-11, 1e-3
+
+
+def nmse(found: np.ndarray, expected: np.ndarray) -> float:
+    return float(((found - expected) ** 2).sum() / (expected**2).sum())
+
+
+def mixed_model(shape: Shape) -> Model:
+    """Every matrix in another format."""
+    model = random_model(shape, seed=3)
+    names = list(FORMATS)
+    tensors = {
+        name: Tensor.from_values(t.dequantize(), FORMATS[names[i % len(names)]] if len(t.dims) == 2 else FORMATS["f32"])
+        for i, (name, t) in enumerate(model.tensors.items())
+    }
+    return Model(shape, tensors)
+
+
+@pytest.mark.parametrize("quant", FORMATS)
+def test_logits_equal_the_reference(quant: str) -> None:
+    model = random_model(ODD, seed=1, quant=quant)
+    expected = Reference(ODD, model.dequantized()).logits(IDS)
+    with Decoder(model, threads=2, context=32) as decoder:
+        found = decoder.logits(IDS)
+    assert nmse(found, expected) < (INT8_ACTIVATION_NMSE if FORMATS[quant].is_quantized else EXACT_NMSE)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "L=1,d=32,heads=1,kv=1,head_dim=2,ff=32,vocab=3,tied",
+        "L=2,d=50,heads=5,kv=5,head_dim=10,ff=37,vocab=41,tied",
+        "L=2,d=40,heads=3,kv=1,head_dim=24,ff=70,vocab=33,untied",
+        "L=2,d=64,heads=8,kv=2,head_dim=80,ff=96,vocab=50,tied",
+    ],
+)
+def test_any_even_head_and_any_width(text: str) -> None:
+    shape = Shape.parse(text)
+    model = random_model(shape, seed=2)
+    ids = [i % shape.vocab_size for i in range(20)]
+    with Decoder(model, threads=2, context=20) as decoder:
+        assert nmse(decoder.logits(ids), Reference(shape, model.dequantized()).logits(ids)) < EXACT_NMSE
+
+
+def test_formats_mix_freely() -> None:
+    model = mixed_model(ODD)
+    with Decoder(model, threads=2, context=32) as decoder:
+        assert nmse(decoder.logits(IDS), Reference(ODD, model.dequantized()).logits(IDS)) < INT8_ACTIVATION_NMSE
+
+
+@pytest.mark.parametrize("threads", [2, 3, 5])
+def test_bits_do_not_depend_on_threads(threads: int) -> None:
+    model = mixed_model(ODD)
+    with Decoder(model, threads=1, context=32) as one, Decoder(model, threads=threads, context=32) as many:
+        np.testing.assert_array_equal(one.logits(IDS), many.logits(IDS))
+
+
+def test_prefill_steps_and_reset_give_the_same_bits() -> None:
+    with Decoder(random_model(ODD, seed=1, quant="q4_0"), threads=2, context=80) as decoder:
+        whole = decoder.logits(IDS)
+        decoder.reset()
+        np.testing.assert_array_equal(decoder.prefill(IDS[:7]), whole[6])
+        for at in range(7, len(IDS)):
+            np.testing.assert_array_equal(decoder.step(IDS[at]), whole[at])
+        long = (IDS * 4)[:70]  # more than one chunk
+        decoder.reset()
+        every = decoder.logits(long)
+        decoder.reset()
+        np.testing.assert_array_equal(decoder.prefill(long), every[-1])
+
+
+def test_times_of_the_last_token_add_up() -> None:
+    with Decoder(random_model(ODD), threads=2, context=32) as decoder:
+        decoder.prefill(IDS)
+        start = time.perf_counter()
+        decoder.step(3)
+        wall = time.perf_counter() - start
+        times = decoder.last_times()
+    assert len(times.blocks_s) == ODD.num_layers and (times.blocks_s > 0).all() and times.head_s > 0
+    assert times.embed_s + times.blocks_s.sum() + times.head_s <= wall * 1.01
+
+
+def test_bytes_per_token_are_those_of_the_file_plus_padding() -> None:
+    shape = Shape.parse("L=2,d=64,heads=4,kv=2,ff=128,vocab=64,tied")
+    model = random_model(shape, quant="q4_0")
+    stored = sum(t.data.nbytes for t in model.tensors.values() if len(t.dims) == 2)
+    with Decoder(model, threads=1, context=16) as decoder:  # every row count here is a multiple of the tile
+        assert decoder.bytes_per_token == stored + FORMATS["q8_0"].row_bytes(64)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"), [("mlp=gelu", "mlp=gelu"), ("qk_norm", "qk_norm"), ("share=2", "share=2"), ("mlp=relu2", "mlp=relu2")]
+)
+def test_what_kernels_do_not_do_is_refused_by_name(text: str, word: str) -> None:
+    shape = Shape.parse(f"L=1,d=32,heads=2,kv=2,ff=32,vocab=32,tied,{text}")
+    with pytest.raises(UnsupportedError, match=word):
+        Decoder(random_model(shape))
+    with pytest.raises(UnsupportedError, match=word):
+        SyntheticDecoder(shape, "q8_0", threads=1, context=16, num_blocks=1)
+
+
+def test_wrong_calls_are_refused_and_change_nothing() -> None:
+    with Decoder(random_model(ODD), threads=1, context=8) as decoder:
+        for ids, word in (([], "no token ids"), ([95], "outside the vocabulary of 95"), ([-1], "-1"), (IDS, "larger context")):
+            with pytest.raises(UsageError, match=word):
+                decoder.prefill(ids)
+        assert decoder.position == 0
+    for threads, context in ((-1, 16), (1, 0)):
+        with pytest.raises(UsageError):
+            Decoder(random_model(ODD), threads=threads, context=context)
+
+
+def test_synthetic_steps_take_time_and_count_bytes() -> None:
+    shape = Shape.parse("L=2,d=64,heads=4,kv=2,ff=128,vocab=1000,untied")
+    for quant in FORMATS:
+        with SyntheticDecoder(shape, quant, threads=2, context=64, num_blocks=5) as decoder:
+            times = decoder.run(3, position=40)
+            inside = times.embed_s + times.blocks_s + times.head_s
+            assert (inside > 0).all() and (inside <= times.total_s * 1.01).all()
+            assert decoder.bytes_per_token == 5 * decoder.bytes_per_block + decoder.head_bytes + FORMATS[
+                "q8_0" if quant.startswith("q") else quant
+            ].row_bytes(64)
+
+
+def test_synthetic_logits_are_finite() -> None:
+    """Made-up weights must not slow kernels down with infinities, NaN or subnormals."""
+    shape = Shape.parse("L=2,d=64,heads=4,kv=2,ff=128,vocab=1000,tied")
+    for quant in FORMATS:
+        with SyntheticDecoder(shape, quant, threads=1, context=64, num_blocks=40) as decoder:
+            decoder.run(2, position=63)
+            logits = decoder.last_logits()
+        assert np.isfinite(logits).all()
+        assert (np.abs(logits) > np.finfo(np.float32).tiny).mean() > 0.99
+
+
+_SCRIPT = """
+import numpy as np
+from deepthin.engine.cpu import simd_target
+from deepthin.engine.decoder import Decoder
+from deepthin.engine.formats import FORMATS
+from deepthin.engine.model import random_model
+from deepthin.engine.reference import Reference
+from deepthin.engine.shape import Shape
+shape = Shape.parse("L=2,d=96,heads=6,kv=2,head_dim=16,ff=160,vocab=95,untied")
+ids = [1, 5, 7, 90, 3, 2, 94, 11, 12, 13]
+for quant in FORMATS:
+    model = random_model(shape, seed=1, quant=quant)
+    with Decoder(model, threads=2, context=16) as two, Decoder(model, threads=1, context=16) as one:
+        found = two.logits(ids)
+        assert (found == one.logits(ids)).all()
+    expected = Reference(shape, model.dequantized()).logits(ids)
+    nmse = ((found - expected) ** 2).sum() / (expected ** 2).sum()
+    assert nmse < (1e-3 if FORMATS[quant].is_quantized else 1e-11), (quant, nmse)
+print("target", simd_target())
+"""
+
+
+def _run_forced(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        timeout=300,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("target", [t for t, needs in TARGETS.items() if codegen_cpu().features.issuperset(needs)])
+def test_every_target_this_cpu_has_decodes(target: str) -> None:
+    result = _run_forced(_SCRIPT, DEEPTHIN_SIMD=target)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert result.stdout.split() == ["target", target]
+
+
+def test_a_plain_cpu_gets_the_portable_target() -> None:
+    """Code for a CPU without any extension: LLVM would abort if a kernel asked for an instruction it lacks."""
+    result = _run_forced(_SCRIPT, NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="")
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert result.stdout.split() == ["target", "portable"]
+
+
+def test_a_target_the_cpu_lacks_is_refused_in_words() -> None:
+    script = "import deepthin.engine.decoder"
+    result = _run_forced(script, NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="", DEEPTHIN_SIMD="avx2")
+    assert "DEEPTHIN_SIMD=avx2 needs avx2, f16c, fma" in result.stderr
+    assert "is no target" in _run_forced(script, DEEPTHIN_SIMD="mmx").stderr

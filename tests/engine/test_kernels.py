@@ -1,0 +1,174 @@
+"""Kernels against NumPy on the same stored blocks, at sizes that leave remainders in every loop."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from deepthin.engine.arrays import F32
+from deepthin.engine.formats import FORMATS
+from deepthin.engine.kernels import attention, elementwise, matvec
+from deepthin.engine.model import Tensor
+from deepthin.engine.pack import KERNEL_FORMATS, Packed, align, pack_into, place
+from deepthin.engine.plan import aligned_bytes
+from deepthin.engine.simd import Q8_BIAS, W
+
+
+def _random(*shape: int, seed: int = 0) -> F32:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def _padded(count: int) -> int:
+    return -(-count // W) * W
+
+
+def _packed(tensor: Tensor, front: int = 0) -> tuple[np.ndarray, np.ndarray, Packed]:
+    """An arena holding ``tensor`` behind ``front`` other bytes, and its row of the plan."""
+    packed = place(tensor.format, tensor.dims[0], tensor.dims[1], W, align(front))
+    arena = aligned_bytes(align(packed.scale_at + packed.scale_bytes))
+    arena[: packed.data_at] = 0xFF
+    pack_into(arena, packed, tensor, W, Q8_BIAS)
+    return arena, np.array([packed.op], np.int64), packed
+
+
+def _quantized_activation(x: F32) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    xq, xs, xn = np.zeros(len(x), np.int8), np.zeros(len(x) // 32, np.float32), np.zeros(len(x) // 32, np.int32)
+    elementwise.quantize(x, len(x), xq, xs, xn)
+    return xq, xs, xn
+
+
+@pytest.mark.parametrize("cols", [32, 96, 160])
+@pytest.mark.parametrize("rows", [1, 15, 16, 17, 48])
+@pytest.mark.parametrize("name", KERNEL_FORMATS)
+def test_matvec_equals_numpy_on_the_same_operands(name: str, rows: int, cols: int) -> None:
+    tensor = Tensor.from_values(_random(rows, cols), FORMATS[name])
+    arena, ops, packed = _packed(tensor, front=100)
+    x = _random(cols, seed=1)
+    xq, xs, xn = _quantized_activation(x)
+    out = np.full(_padded(rows) + 8, np.nan, np.float32)
+    matvec.matvec(out, 8, arena, ops, 0, x, xq, xs, xn, 0, packed.tiles)
+
+    used = (
+        (xq.reshape(-1, 32) * xs[:, None].astype(np.float64)).reshape(-1)
+        if FORMATS[name].is_quantized
+        else x.astype(np.float64)
+    )
+    weights = tensor.dequantize().astype(np.float64)
+    expected = weights @ used
+    # f32 rounding only: at most cols + a few roundings, each eps of the sum of magnitudes
+    bound = (cols + 8) * np.finfo(np.float32).eps * (np.abs(weights) @ np.abs(used))
+    np.testing.assert_array_less(np.abs(out[8 : 8 + rows] - expected), bound + 1e-30)
+    assert np.isnan(out[:8]).all(), "rows before the range were written"
+
+
+@pytest.mark.parametrize("cols", [1, 7, 50])
+@pytest.mark.parametrize("name", ["f32", "f16", "bf16"])
+def test_float_matvec_takes_any_width(name: str, cols: int) -> None:
+    tensor = Tensor.from_values(_random(20, cols), FORMATS[name])
+    arena, ops, packed = _packed(tensor)
+    x = _random(cols, seed=1)
+    out = np.zeros(_padded(20), np.float32)
+    nothing = np.zeros(0, np.int8), np.zeros(0, np.float32), np.zeros(0, np.int32)
+    matvec.matvec(out, 0, arena, ops, 0, x, *nothing, 0, packed.tiles)
+    np.testing.assert_allclose(out[:20], tensor.dequantize() @ x, rtol=2e-5, atol=1e-5)
+
+
+def test_extreme_8_bit_codes_are_exact() -> None:
+    """Weights of -128 and activations of 127 in every place: no 16-bit step may saturate."""
+    data = np.zeros((16, 1), FORMATS["q8_0"].dtype)
+    data["d"], data["qs"] = 1.0, -128
+    tensor = Tensor(FORMATS["q8_0"], (16, 32), data.view(np.uint8).reshape(16, -1))
+    arena, ops, packed = _packed(tensor)
+    for sign in (1, -1):
+        xq, xs = np.full(32, 127 * sign, np.int8), np.ones(1, np.float32)
+        xn = np.array([xq.sum(dtype=np.int32)], np.int32)
+        out = np.zeros(16, np.float32)
+        matvec.matvec(out, 0, arena, ops, 0, xs, xq, xs, xn, 0, packed.tiles)
+        assert (out == -128 * 127 * 32 * sign).all()
+
+
+@pytest.mark.parametrize("name", KERNEL_FORMATS)
+def test_rows_come_back_as_dequantised(name: str) -> None:
+    tensor = Tensor.from_values(_random(37, 64), FORMATS[name])
+    arena, ops, _ = _packed(tensor)
+    expected = tensor.dequantize()
+    for row in (0, 15, 16, 36):
+        out = np.zeros(64, np.float32)
+        matvec.read_row(out, arena, ops, 0, row)
+        # q4_1 may fuse d*q + m where NumPy rounds twice; everything else is exact
+        np.testing.assert_allclose(out, expected[row], rtol=3e-7 if name == "q4_1" else 0, atol=1e-7 if name == "q4_1" else 0)
+
+
+@pytest.mark.parametrize("name", ["f16", "q4_0"])
+def test_f16_zeros_subnormals_and_largest_values_survive(name: str) -> None:
+    scales = np.array([0.0, 6e-8, 1e-5, 65504.0, -65504.0], np.float16)
+    if name == "f16":
+        tensor = Tensor(FORMATS["f16"], (5, 1), scales.reshape(5, 1).view(np.uint8))
+        expected = scales.astype(np.float32)[:, None]
+    else:
+        data = np.zeros((5, 1), FORMATS["q4_0"].dtype)
+        data["d"], data["qs"] = scales[:, None], 0x99  # every code 9, value d
+        tensor = Tensor(FORMATS["q4_0"], (5, 32), data.view(np.uint8).reshape(5, -1))
+        expected = np.repeat(scales.astype(np.float32)[:, None], 32, axis=1)
+    arena, ops, _ = _packed(tensor)
+    for row in range(5):
+        out = np.zeros(tensor.dims[1], np.float32)
+        matvec.read_row(out, arena, ops, 0, row)
+        np.testing.assert_array_equal(out, expected[row])
+
+
+def test_quantize_is_within_half_a_step_and_sums_its_codes() -> None:
+    x = _random(96)
+    x[32:64] = 0
+    xq, xs, xn = _quantized_activation(x)
+    np.testing.assert_array_less(np.abs(xq * np.repeat(xs, 32) - x), np.repeat(xs, 32) * 0.5001 + 1e-30)
+    np.testing.assert_array_equal(xn, xq.reshape(-1, 32).sum(axis=1, dtype=np.int32))
+    assert not xq[32:64].any() and xs[1] == 0
+
+
+@pytest.mark.parametrize("width", [1, 16, 50, 576])
+def test_rms_norm(width: int) -> None:
+    x, weight = np.zeros(_padded(width), np.float32), np.zeros(_padded(width), np.float32)
+    x[:width], weight[:width] = _random(width), _random(width, seed=1)
+    out = np.zeros_like(x)
+    elementwise.rms_norm(out, x, weight, 0, width, np.float32(1e-5))
+    exact = x.astype(np.float64)
+    expected = exact / np.sqrt((exact**2).sum() / width + 1e-5) * weight
+    np.testing.assert_allclose(out, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_swiglu_over_the_whole_range_of_exp() -> None:
+    gate = np.linspace(-120, 120, 16 * 100, dtype=np.float32)
+    up = np.ones_like(gate)
+    out = gate.copy()
+    elementwise.swiglu(out, up, 0, len(gate))
+    exact = gate.astype(np.float64)
+    expected = exact / (1 + np.exp(-exact))
+    np.testing.assert_allclose(out, expected, rtol=1e-6, atol=1e-35)
+
+
+def test_rotate_turns_pairs_half_a_head_apart() -> None:
+    x, angle = _random(10), np.array([0.1, 1.0, 2.0, 3.0, -1.0], np.float32)
+    out = np.zeros(12, np.float32)
+    elementwise.rotate(out, 2, x, 0, np.cos(angle), np.sin(angle), 0, 5, np.float32(0.5))
+    turned = (x[:5] + 1j * x[5:]) * np.exp(1j * angle.astype(np.float64)) * 0.5
+    np.testing.assert_allclose(out[2:7], turned.real, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(out[7:], turned.imag, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("head_dim", [2, 10, 16, 64, 80, 128])
+@pytest.mark.parametrize("positions", [1, 15, 16, 17, 100])
+def test_attention_equals_softmax_in_float64(head_dim: int, positions: int) -> None:
+    width, room = _padded(head_dim), _padded(positions)
+    k, v, q = _random(positions, head_dim), _random(positions, head_dim, seed=1), _random(head_dim, seed=2)
+    keys = np.full((room // W, head_dim, W), 1e9, np.float32)  # positions beyond the last hold rubbish
+    values = np.zeros((positions, width), np.float32)
+    for p in range(positions):
+        keys[p // W, :, p % W] = k[p]
+        values[p, :head_dim] = v[p]
+    out, scores, row = np.zeros(head_dim + 3, np.float32), np.zeros(room, np.float32), np.zeros(width, np.float32)
+    attention.attend(out, 3, q, keys.reshape(-1), 0, values.reshape(-1), 0, positions, head_dim, scores, row)
+    weight = k.astype(np.float64) @ q
+    weight = np.exp(weight - weight.max())
+    expected = (weight / weight.sum()) @ v
+    np.testing.assert_allclose(out[3:], expected, rtol=2e-5, atol=2e-5)
