@@ -18,8 +18,8 @@ DOORS = {  # heavy package -> where it may be imported, as path prefixes
     "numba": ("engine/jit.py", "engine/simd/"),
     "llvmlite": ("engine/jit.py", "engine/simd/", "engine/cpu.py"),
     "onnx": ("export/onnx_",),
-    "onnxruntime": ("export/peer_onnxruntime.py",),
-    "llama_cpp": ("export/peer_llama_cpp.py",),
+    "onnxruntime": ("export/peer_onnxruntime.py", "profiles/peer_ort_bench.py"),
+    "llama_cpp": ("export/peer_llama_cpp.py", "profiles/peer_llama_bench.py"),
     "optuna": ("search/study.py",),
     "tokenizers": ("engine/tokenizer.py",),
 }
