@@ -5,12 +5,12 @@ import os
 import subprocess
 import sys
 import types
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from deepthin.cli import inspect as inspect_command
-from deepthin.cli import main as front
 from deepthin.cli.main import COMMANDS, main
 from deepthin.engine import errors
 
@@ -214,7 +214,7 @@ def test_a_missing_config_says_so(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_every_command_module_offers_the_same_three_names() -> None:
     for name in COMMANDS:
-        module = front.import_module(f"deepthin.cli.{name}")
+        module = import_module(f"deepthin.cli.{name}")
         assert isinstance(module.EXAMPLES, str)
         assert isinstance(module.add_arguments, types.FunctionType)
         assert isinstance(module.run, types.FunctionType)
