@@ -56,7 +56,7 @@ def open_source(text: str) -> Source:
         UsageError: it is none of the kinds.
     """
     path = Path(text)
-    if path.exists():
+    if _exists(path):
         if path.suffix.lower() == ".json":
             return Source(text, "json", _shape_in(path))
         from deepthin.engine.load import load_model
@@ -74,6 +74,13 @@ def open_source(text: str) -> Source:
         f"{text!r} is no file, no folder, no shape text (L=..,d=..,heads=..,ff=..,vocab=..) and no public shape; "
         f"known are {', '.join(known_shapes())}"
     )
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # too long for a name, or in a folder we may not read
+        return False
 
 
 def _shape_in(path: Path) -> Shape:

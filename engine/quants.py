@@ -57,7 +57,8 @@ def f32_to_bf16(values: F32) -> U16:
 
 def bf16_to_f32(bits: U16) -> F32:
     """The f32 values whose upper halves are ``bits``; same shape."""
-    return (bits.astype(np.uint32) << 16).view(np.float32)
+    values: F32 = (bits.astype(np.uint32) << 16).view(np.float32)
+    return values
 
 
 def _round(values: F32) -> F32:

@@ -29,6 +29,7 @@ def run_python(*arguments: str, timeout: float = 60) -> subprocess.CompletedProc
         (["inspect"], "required: SOURCE; see deepthin inspect --help"),
         (["inspect", "nothing"], "'nothing' is no file, no folder, no shape text"),
         (["inspect", "L=2,d=64"], "heads, ff, vocab missing"),
+        (["inspect", "L=2," + "d=64," * 200], "sets hidden_size a second time"),
         (["inspect", TINY, "--quant", "q9"], "argument --quant: invalid choice: 'q9'"),
         (["inspect", TINY, "--params", "many"], "'many' is not understood; write a count such as 30M"),
         (["inspect", TINY, "--bandwidth", "50GB/s"], "--bandwidth and --layer-us belong together"),
