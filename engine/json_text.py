@@ -54,7 +54,9 @@ def read_json_object(path: Path, max_bytes: int) -> dict[str, Any]:
         OSError: it cannot be opened.
     """
     with path.open("rb") as handle:
-        raw = handle.read(max_bytes + 1)
-    if len(raw) > max_bytes:
-        raise FormatError(f"{path}: it is longer than {max_bytes >> 10} KiB, too long for what it should be")
+        size = handle.seek(0, 2)
+        if size > max_bytes:
+            raise FormatError(f"{path}: it has {size} bytes, too many for what it should be; at most {max_bytes} are read")
+        handle.seek(0)
+        raw = handle.read(size)
     return parse_json_object(raw, str(path))
