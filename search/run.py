@@ -29,7 +29,7 @@ Measure = Callable[[Shape, str], TokenCost]
 Progress = Callable[[str, int | None, int | None], None]
 
 _SAMPLER_ATTEMPTS = 8  # proposals of known candidates before random points are tried
-_RANDOM_ATTEMPTS = 2000  # random points before the space counts as used up
+_RANDOM_ATTEMPTS = 1000  # random points before the space counts as used up
 
 
 def run_search(config: SearchConfig, *, measure: Measure, out: Path, progress: Progress | None = None) -> dict[str, Any]:

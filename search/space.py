@@ -1,8 +1,8 @@
 """The search space as data, and the decoding of a point of it into a shape that meets the budget by construction.
 
 A point gives every dimension but two an index. The width D is then solved: the largest that meets every limit. What is
-still left goes into the MLP, 32 columns at a time, and once that is as wide as the quality law can judge, into layers. No point is ever rejected: one that leaves no width is moved to cheaper
-choices, in a fixed order, until one is left.
+still left goes into the MLP, 32 columns at a time, and once that is as wide as the quality law can judge, into layers. No
+point is ever rejected: one that leaves no width is moved to cheaper choices, in a fixed order, until one is left.
 
 Every decoded shape can be exported: D is a multiple of the head dim and of 32, the MLP width of 32, head dims are multiples
 of 16 (rotary GroupQueryAttention needs that), and key/value heads divide the heads.
@@ -224,7 +224,9 @@ class Space:
         if spare < columns:
             return shape.replace(intermediate_size=shape.intermediate_size + spare * WIDTH_MULTIPLE)
         shape = shape.replace(intermediate_size=shape.intermediate_size + max(0, columns) * WIDTH_MULTIPLE)
-        layers = min(self.layers[1] - shape.num_layers, self._spare(shape, shape.replace(num_layers=shape.num_layers + 1), quant))
+        layers = min(
+            self.layers[1] - shape.num_layers, self._spare(shape, shape.replace(num_layers=shape.num_layers + 1), quant)
+        )
         return shape.replace(num_layers=shape.num_layers + layers)
 
     def _spare(self, shape: Shape, larger: Shape, quant: str) -> int:

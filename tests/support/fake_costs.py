@@ -42,9 +42,8 @@ def fake_cost(shape: Shape, quant: str) -> TokenCost:
     noise = zlib.crc32(f"{shape.text} {quant}".encode()) / 2**32 / 100
     block = (read / BANDWIDTH / shape.num_layers * 0.8 + LAYER_S) * (1 + noise)
     head = read / BANDWIDTH * 0.2
-    total = block * shape.num_layers + head + 3e-5
     return TokenCost(
-        seconds_per_token=_measured(total),
+        seconds_per_token=_measured(block * shape.num_layers + head + 3e-5),
         block_s=_measured(block),
         head_s=_measured(head),
         embed_s=_measured(1e-6),
@@ -55,6 +54,12 @@ def fake_cost(shape: Shape, quant: str) -> TokenCost:
         quant=quant,
         measured_now=True,
     )
+
+
+def timed_cost(seconds: float, quant: str) -> TokenCost:
+    """A cost with a given time per token, its parts made up."""
+    part = _measured(seconds / 4)
+    return TokenCost(_measured(seconds), part, part, part, part, 10**6, 2, CONTEXT, quant, measured_now=True)
 
 
 def _measured(seconds: float) -> Measured:

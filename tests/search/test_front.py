@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deepthin.engine.accounting import count_bytes, count_params, kv_bytes_per_token
+from deepthin.engine.known_shapes import known_shape
+from deepthin.engine.shape import Shape
+from deepthin.search.front import HEADERS, comparison_rows, front_document, front_rows
+from deepthin.search.quality import QualityModel
+from deepthin.search.run import SearchConfig, run_search
+from tests.support.fake_costs import FakeMeasure, fake_cost
+from tests.support.scored_candidates import scored
+
+MEASURED = {"median", "ci_low", "ci_high", "n", "unit", "samples"}
+PREDICTED = {"value", "low", "high", "unit", "basis"}
+
+
+@pytest.fixture(scope="module")
+def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The front of a search near SmolLM2-135M, read back from its file."""
+    out = tmp_path_factory.mktemp("front") / "run"
+    run_search(SearchConfig(params=135_000_000, trials=24, machine="a test"), measure=FakeMeasure(), out=out)
+    loaded: dict[str, Any] = json.loads((out / "front.json").read_text())
+    return loaded
+
+
+def test_document_holds_what_the_contract_lists(document: dict[str, Any]) -> None:
+    assert document["schema"] == "deepthin/front/1"
+    assert document["budget"] == {"params": 135_000_000, "bytes": None}
+    assert (document["trials"], document["measurements"]) == (24, 24)
+    assert document["measured_on"] == {"machine": "a test", "threads": 2, "context": 512}
+    for member in document["front"]:
+        shape = Shape.from_json(member["shape"])
+        assert member["params"] == count_params(shape).total
+        assert member["bytes"] == count_bytes(shape, member["quant"]).total
+        assert member["kv_bytes_per_token"] == kv_bytes_per_token(shape)
+        assert set(member["predicted_loss"]) == PREDICTED
+        assert set(member["ms_per_token"]) == set(member["ms_per_kchar"]) == MEASURED
+        assert member["ms_per_token"]["median"] == fake_cost(shape, member["quant"]).seconds_per_token.median * 1e3
+        assert member["predicted_loss"]["value"] == QualityModel().predict(shape, member["quant"]).loss
+        assert member["predicted_loss"]["low"] < member["predicted_loss"]["value"] < member["predicted_loss"]["high"]
+        assert all({"name", "nats", "status", "note"} == set(term) for term in member["loss_terms"])
+
+
+def test_nothing_in_it_depends_on_the_clock_or_the_place(document: dict[str, Any]) -> None:
+    text = json.dumps(document)
+    assert not [word for word in ("utc", "date", "timestamp", "/tmp", "host", "measured_now") if word in text]
+
+
+def test_front_is_ordered_and_nothing_evaluated_beats_it(document: dict[str, Any]) -> None:
+    front = [(m["predicted_loss"]["value"], m["ms_per_kchar"]["median"]) for m in document["front"]]
+    assert front == sorted(front)
+    assert [time for _, time in front] == sorted((time for _, time in front), reverse=True)
+    for one in document["evaluated"]:
+        beaten = any(loss <= one["loss"] and time <= one["ms_per_kchar"] for loss, time in front)
+        assert beaten, one
+        assert one["on_front"] == ((one["loss"], one["ms_per_kchar"]) in front)
+
+
+def test_picks_are_members_of_the_front_and_obey_their_rules(document: dict[str, Any]) -> None:
+    members = {(m["shape"]["text"], m["quant"]): m for m in document["front"]}
+    for name, pick in document["picks"].items():
+        assert name in members[pick["shape"], pick["quant"]]["picks"]
+    best, fastest = (
+        members[document["picks"][n]["shape"], document["picks"][n]["quant"]] for n in ("best_quality", "fastest_tied")
+    )
+    limit = best["predicted_loss"]["value"] + 0.02
+    tied = [one for one in document["evaluated"] if one["loss"] <= limit]
+    assert fastest["ms_per_kchar"]["median"] == min(one["ms_per_kchar"] for one in tied)
+    assert [m["tied_with_best"] for m in document["front"]] == [
+        m["predicted_loss"]["value"] <= limit for m in document["front"]
+    ]
+    assert document["recommended"] == "fastest_tied"
+
+
+def test_differences_are_to_the_best_pick(document: dict[str, Any]) -> None:
+    best = document["picks"]["best_quality"]
+    for member in document["front"]:
+        gap = member["difference_to_best"]
+        if (member["shape"]["text"], member["quant"]) == (best["shape"], best["quant"]):
+            assert gap == {"value": 0.0, "low": -0.02, "high": 0.02}
+        assert gap["low"] <= gap["value"] - 0.02 + 1e-12
+        assert gap["high"] >= gap["value"] + 0.02 - 1e-12
+
+
+def test_every_pick_stands_beside_smollm2_in_the_same_format(document: dict[str, Any]) -> None:
+    shape = known_shape("smollm2-135m").shape
+    for pick in document["picks"].values():
+        other = pick["compared_with"]
+        cost = fake_cost(shape, pick["quant"])
+        assert (other["name"], other["quant"], other["shape"]["text"]) == ("smollm2-135m", pick["quant"], shape.text)
+        assert other["ms_per_token"]["median"] == cost.seconds_per_token.median * 1e3
+        assert other["predicted_loss"]["value"] == QualityModel().predict(shape, pick["quant"]).loss
+        assert other["time_ratio"] == pytest.approx(pick["ms_per_kchar"]["median"] / other["ms_per_kchar"]["median"])
+        assert other["loss_difference"]["value"] == pytest.approx(
+            pick["predicted_loss"]["value"] - other["predicted_loss"]["value"]
+        )
+
+
+def test_judgement_and_extrapolation_are_named(document: dict[str, Any]) -> None:
+    assert "m_attn" in document["quality_model"]["judgement_terms"]
+    assert any("Resting on judgement" in note and "m_attn" in note for note in document["notes"])
+
+
+@pytest.mark.parametrize(("vocab_nats", "moved"), [(0.35, True), (0.01, False)])
+def test_vocabulary_doubt_widens_intervals_only_when_it_moves_a_pick(vocab_nats: float, moved: bool) -> None:
+    candidates = [scored(1, 3.0, 1000), scored(2, 3.3, 500, vocab_nats=vocab_nats), scored(3, 3.1, 600)]
+    document = front_document(SearchConfig(), candidates, [], {})
+    without = document["without_vocab_term"]
+    same = {name: {"shape": pick["shape"], "quant": pick["quant"]} for name, pick in document["picks"].items()}
+    assert without["picks_change"] == moved == (without["picks"] != same)
+    best = document["picks"]["best_quality"]["predicted_loss"]
+    assert best["high"] - best["value"] == pytest.approx(0.05 if moved else 0.02)
+    assert any("vocabulary term decides" in note and "4-37" in note for note in document["notes"]) == moved
+
+
+def test_small_budgets_are_marked_extrapolated(tmp_path: Path) -> None:
+    document = run_search(SearchConfig(params=5_000_000, trials=6), measure=FakeMeasure(), out=tmp_path / "run")
+    assert all(member["extrapolated"] for member in document["front"])
+    assert any("outside the fitted data" in note for note in document["notes"])
+    assert all("extrapolated" in row[-1] for row in front_rows(document))
+
+
+def test_rows_have_a_cell_per_header(document: dict[str, Any]) -> None:
+    rows = front_rows(document)
+    assert len(rows) == len(document["front"])
+    assert all(len(row) == len(HEADERS) for row in [*rows, *comparison_rows(document)])
+    first = dict(zip(HEADERS, rows[0], strict=True))
+    assert first["loss"] == f"{document['front'][0]['predicted_loss']['value']:.3f}"
+    assert "best_quality" in first["picks"]
+    assert "tied" in first["notes"]
+    others = {(row[0], row[6]) for row in comparison_rows(document)}
+    assert others == {("smollm2-135m", pick["quant"]) for pick in document["picks"].values()}

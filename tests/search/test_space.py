@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import re
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deepthin.engine.accounting import count_bytes, count_params
+from deepthin.engine.errors import InfeasibleError, UsageError
+from deepthin.engine.model import random_model
+from deepthin.engine.shape import Shape
+from deepthin.search.budget import Budget
+from deepthin.search.space import MAX_MLP_RATIO, Candidate, Space, infeasible
+
+BUDGETS = st.one_of(
+    st.builds(Budget, params=st.integers(160_000, 2_000_000_000)),
+    st.builds(Budget, bytes=st.integers(200_000, 2_000_000_000)),
+    st.builds(Budget, params=st.integers(160_000, 300_000_000), bytes=st.integers(200_000, 300_000_000)),
+)
+
+
+@st.composite
+def spaces_and_points(draw: st.DrawFn) -> tuple[Space, dict[str, int]]:
+    space = Space(
+        draw(BUDGETS),
+        vocabs=draw(st.sampled_from([(4096, 8192, 32768, 131072), (256,), (1, 5000), (3000,)])),
+        head_dims=draw(st.sampled_from([(32, 64, 96, 128), (16,), (48, 80), (64,)])),
+        quants=draw(st.sampled_from([("q4_0", "q8_0", "f16"), ("q4_1",), ("f32", "q4_1", "bf16")])),
+    )
+    point = {dimension.name: draw(st.integers(dimension.low, dimension.high)) for dimension in space.dimensions}
+    return space, point
+
+
+@settings(max_examples=150, derandomize=True, deadline=None)
+@given(spaces_and_points())
+def test_every_candidate_meets_its_budget_exactly_and_can_be_exported(drawn: tuple[Space, dict[str, int]]) -> None:
+    space, point = drawn
+    if not space.budget.fits(space.smallest.shape, space.smallest.quant):
+        with pytest.raises(InfeasibleError):
+            space.decode(point)
+        return
+    candidate = space.decode(point)
+    shape, quant = candidate.shape, candidate.quant
+    assert meets(space.budget, candidate)
+    assert shape.hidden_size == shape.num_heads * shape.head_dim
+    assert shape.num_heads % shape.num_kv_heads == 0
+    assert shape.num_heads // shape.num_kv_heads <= max(space.kv_groups)
+    assert shape.head_dim % 16 == 0
+    assert shape.hidden_size % 32 == 0
+    assert shape.intermediate_size % 32 == 0
+    assert space.layers[0] <= shape.num_layers <= space.layers[1]
+    assert shape.vocab_size in space.vocabs
+    assert quant in space.quants
+    # Nothing that could be used is left over.
+    inner = shape.intermediate_size + 32
+    if inner <= MAX_MLP_RATIO * shape.hidden_size:
+        assert not meets(space.budget, Candidate(shape.replace(intermediate_size=inner), quant))
+    elif shape.num_layers < space.layers[1]:
+        assert not meets(space.budget, Candidate(shape.replace(num_layers=shape.num_layers + 1), quant))
+
+
+def meets(budget: Budget, candidate: Candidate) -> bool:
+    params = count_params(candidate.shape).total
+    size = count_bytes(candidate.shape, candidate.quant).total
+    return params <= (budget.params or params) and size <= (budget.bytes or size)
+
+
+def test_budget_counts_what_a_model_really_stores() -> None:
+    space = Space(Budget(params=400_000, bytes=300_000), vocabs=(512, 2048), head_dims=(16, 32))
+    generator = np.random.default_rng(0)
+    for _ in range(12):
+        candidate = space.decode(space.sample(generator))
+        model = random_model(candidate.shape, quant=candidate.quant)
+        assert sum(int(np.prod(tensor.dims)) for tensor in model.tensors.values()) <= 400_000
+        assert model.num_bytes <= 300_000
+
+
+def test_width_is_the_largest_that_fits() -> None:
+    space = Space(
+        Budget(params=30_000_000), kv_groups=(1,), mlp_ratios=(2.0,), vocabs=(8192,), head_dims=(64,), quants=("f16",)
+    )
+    point = {dimension.name: dimension.low for dimension in space.dimensions} | {"layers": 12}
+    shape = space.decode(point).shape
+    wider = shape.hidden_size + 64
+    heads = wider // 64
+    larger = shape.replace(hidden_size=wider, num_heads=heads, num_kv_heads=heads, intermediate_size=2 * wider)
+    assert count_params(larger).total > 30_000_000
+    assert shape.intermediate_size >= 2 * shape.hidden_size
+
+
+def test_points_without_room_move_to_cheaper_choices() -> None:
+    space = Space(Budget(params=3_000_000))
+    dearest = {dimension.name: dimension.high for dimension in space.dimensions}
+    candidate = space.decode(dearest)
+    assert count_params(candidate.shape).total <= 3_000_000
+    assert candidate.shape.vocab_size < max(space.vocabs)
+    assert candidate.quant == "f16"  # a dearer format does not hurt a parameter budget, so it stays
+
+
+def test_dimensions_are_the_same_whatever_the_lists_hold() -> None:
+    one = Space(Budget(params=10**7), vocabs=(32000,), quants=("q4_0",))
+    names = [dimension.name for dimension in one.dimensions]
+    assert names == [dimension.name for dimension in Space(Budget(bytes=10**8)).dimensions]
+    assert [d.high for d in one.dimensions if d.name in ("vocab", "quant")] == [0, 0]
+
+
+def test_samples_cover_every_choice_and_stay_inside() -> None:
+    space = Space(Budget(params=10**8))
+    generator = np.random.default_rng(3)
+    points = [space.sample(generator) for _ in range(2000)]
+    for dimension in space.dimensions:
+        values = {point[dimension.name] for point in points}
+        assert min(values) == dimension.low
+        assert max(values) == dimension.high
+
+
+def test_smallest_member_is_the_smallest() -> None:
+    space = Space(Budget(params=1), layers=(3, 4), vocabs=(64, 128), quants=("f16", "q4_1", "q4_0"), head_dims=(48, 32, 64))
+    smallest = space.smallest
+    roomy = Space(
+        Budget(params=10**9, bytes=10**9), layers=(3, 4), vocabs=(64, 128), quants=space.quants, head_dims=space.head_dims
+    )
+    for values in product(*(range(d.low, d.high + 1) for d in roomy.dimensions)):
+        point = dict(zip((d.name for d in roomy.dimensions), values, strict=True))
+        narrowest = roomy._shape(point, roomy._step(point))
+        assert count_params(narrowest).total >= count_params(smallest.shape).total
+        size = count_bytes(narrowest, roomy.quants[point["quant"]]).total
+        assert size >= count_bytes(smallest.shape, smallest.quant).total
+
+
+def suggestions(message: str) -> tuple[int | None, dict[str, int]]:
+    way_out = message.partition("Nearest feasible: ")[2]
+    vocab = re.search(r"--vocab (\d+)", way_out)
+    budgets = {name: int(number) for name, number in re.findall(r"--(params|bytes) (\d+)", way_out)}
+    return (int(vocab[1]) if vocab else None), budgets
+
+
+def feasible(budget: Budget, vocab: int) -> bool:
+    try:
+        Space(budget, vocabs=(vocab,)).require_feasible()
+    except InfeasibleError:
+        return False
+    return True
+
+
+def test_embedding_above_the_budget_is_said_with_true_ways_out() -> None:
+    with pytest.raises(InfeasibleError) as caught:
+        Space(Budget(params=100_000), vocabs=(32_000,)).require_feasible()
+    message = str(caught.value)
+    assert message.startswith(
+        "--params 100,000 is too small for a vocabulary of 32,000: its embedding alone takes 1,024,000 parameters at the "
+        "narrowest width (32,000 x 32), 924,000 more than the budget."
+    )
+    assert caught.value.exit_code == 3
+    vocab, budgets = suggestions(message)
+    assert vocab is not None
+    assert set(budgets) == {"params"}
+    assert feasible(Budget(params=100_000), vocab)
+    assert not feasible(Budget(params=100_000), vocab + 1)
+    assert feasible(Budget(params=budgets["params"]), 32_000)
+    assert not feasible(Budget(params=budgets["params"] - 1), 32_000)
+
+
+def test_bytes_and_parameters_both_too_small() -> None:
+    budget = Budget(params=1_030_000, bytes=900_000)
+    with pytest.raises(InfeasibleError) as caught:
+        Space(budget, vocabs=(32_000,)).require_feasible()
+    assert str(caught.value).startswith("--bytes 900,000 is too small for a vocabulary of 32,000: its embedding alone")
+    vocab, budgets = suggestions(str(caught.value))
+    assert vocab is not None
+    assert set(budgets) == {"params", "bytes"}
+    assert feasible(budget, vocab)
+    assert not feasible(budget, vocab + 1)
+    assert feasible(Budget(**budgets), 32_000)
+    for name in budgets:
+        assert not feasible(Budget(**{**budgets, name: budgets[name] - 1}), 32_000)
+
+
+def test_body_above_the_budget_leaves_no_vocabulary() -> None:
+    with pytest.raises(InfeasibleError) as caught:
+        Space(Budget(params=5_000), vocabs=(100,)).require_feasible()
+    assert "the smallest shape of this search (L=3,d=32" in str(caught.value)
+    vocab, budgets = suggestions(str(caught.value))
+    assert vocab is None
+    assert feasible(Budget(params=budgets["params"]), 100)
+    assert not feasible(Budget(params=budgets["params"] - 1), 100)
+
+
+def test_smallest_shape_just_above_the_budget() -> None:
+    need = count_params(Space(Budget(params=1), vocabs=(1000,)).smallest.shape).total
+    with pytest.raises(InfeasibleError, match=rf"takes {need:,} parameters, 1 more than the budget"):
+        Space(Budget(params=need - 1), vocabs=(1000,)).require_feasible()
+    Space(Budget(params=need), vocabs=(1000,)).require_feasible()
+
+
+def test_asking_why_a_feasible_budget_fails_is_a_bug() -> None:
+    with pytest.raises(RuntimeError, match="Bug"):
+        infeasible(Space(Budget(params=10**8)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocabs": ()}, "vocabs is empty"),
+        ({"quants": ()}, "quants is empty"),
+        ({"head_dims": (40,)}, "40 is no multiple of 16"),
+        ({"vocabs": (0,)}, "vocabs holds 0"),
+        ({"kv_groups": (0,)}, "kv_groups holds 0"),
+        ({"mlp_ratios": (float("nan"),)}, "mlp_ratios holds nan"),
+        ({"layers": (5, 3)}, "layers 5 to 3"),
+        ({"quants": ("q9",)}, "'q9' is unknown"),
+    ],
+)
+def test_lists_that_describe_no_decoder_are_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Space(Budget(params=10**7), **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("limits", [{}, {"params": 0}, {"bytes": -5}, {"params": 1.5}, {"params": True}])
+def test_budgets_that_limit_nothing_are_refused(limits: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match="budget"):
+        Budget(**limits)
+
+
+def test_keys_tell_candidates_apart() -> None:
+    shape = Shape.parse("L=3,d=64,heads=2,ff=96,vocab=100,tied")
+    assert Candidate(shape, "f16").key != Candidate(shape, "q8_0").key
+    assert Candidate(shape, "f16").key != Candidate(shape.replace(tie_word_embeddings=False), "f16").key
