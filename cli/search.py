@@ -28,9 +28,10 @@ EXAMPLES = """examples:
   deepthin search --bytes 90MB --quant q4_0,q8_0 --max-kv-mb 20 --context 2048
   deepthin search --config run.toml --json
 
-The budget counts the embedding and is never exceeded. Every shape that is proposed is timed here, about a second each.
-DIR holds everything: config.json, journal, measurements, front.json and export/. The same command again resumes or
-repeats a run without measuring anything twice.
+The budget counts the embedding and is never exceeded. Every shape that is proposed is timed here, about a second each; other
+work on the machine meanwhile spoils the times, and is flagged. DIR holds everything: config.json, journal, measurements,
+front.json and export/. The same command again resumes or repeats a run without measuring anything twice; a new DIR
+measures anew, unless --store names the timings of an earlier run.
 """
 
 
@@ -55,9 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--threads", type=whole(1, 4096), metavar="N", help="default: every CPU this process may use")
     group.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of every random choice (default: 0)")
     group.add_argument("--out", type=Path, default=Path("run"), metavar="DIR", help="run folder (default: ./run)")
-    group.add_argument(
-        "--store", type=Path, metavar="FILE", help="measurements shared by runs (default: in the user's cache folder)"
-    )
+    group.add_argument("--store", type=Path, metavar="FILE", help="timings to reuse and add to (default: DIR/timings.jsonl)")
     group.add_argument("--no-vocab-term", action="store_true", help="predict without charging oversized vocabularies")
     group = parser.add_argument_group("afterwards")
     group.add_argument("--pick", choices=PICKS, help="which one to export (default: the recommended one, fastest_tied)")
@@ -75,11 +74,10 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
     config.space.require_feasible()  # before anything slow
     progress("loading kernels (compiled once per machine)")
     from deepthin.engine.decoder import default_threads
-    from deepthin.engine.jit import user_cache_dir
     from deepthin.profiles.block_costs import BlockCosts
     from deepthin.search.run import run_search
 
-    store = options.store or user_cache_dir() / "measurements.jsonl"
+    store = options.store or options.out / "timings.jsonl"
     costs = BlockCosts(store, options.threads or default_threads(), config.context)
     document = run_search(config, measure=costs.measure, out=options.out, progress=progress)
     fresh = costs.num_measured

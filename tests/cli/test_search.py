@@ -19,7 +19,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def searched(folder: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, dict[str, Any]]:
-    code = main([*SMALL, "--out", str(folder / "run"), "--store", str(folder / "store.jsonl"), "--json", *more])
+    code = main([*SMALL, "--out", str(folder / "run"), "--json", *more])
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return code, found
 
@@ -50,8 +50,16 @@ def test_the_same_search_again_measures_nothing_and_writes_the_same_front(
     assert (folder / "run" / "front.json").read_bytes() == before
 
 
+def test_another_run_reuses_the_timings_it_is_given(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = folder / "run" / "timings.jsonl"
+    arguments = [*SMALL, "--out", str(tmp_path / "run"), "--store", str(store), "--no-export", "--json"]
+    assert main(arguments) == 0
+    assert json.loads(capsys.readouterr().out)["measured_now"] == 0
+    assert (tmp_path / "run" / "front.json").read_bytes() == (folder / "run" / "front.json").read_bytes()
+
+
 def test_tables_for_people(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [*SMALL, "--out", str(folder / "run"), "--store", str(folder / "store.jsonl"), "--no-export"]
+    arguments = [*SMALL, "--out", str(folder / "run"), "--no-export"]
     assert main(arguments) == 0
     text = capsys.readouterr().out
     assert "budget 400k parameters, embedding included; 4 shapes tried" in text
