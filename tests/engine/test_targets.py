@@ -1,6 +1,8 @@
 import pytest
 
+from deepthin.engine.errors import UnsupportedError
 from deepthin.engine.known_shapes import known_shape
+from deepthin.engine.plan import check_runnable
 from deepthin.engine.targets import target_verdicts
 
 SMOLLM2 = known_shape("smollm2-135m").shape
@@ -30,3 +32,24 @@ def test_each_rule_names_its_number(changes: dict[str, object], target: str, ok:
     verdict = target_verdicts(SMOLLM2.replace(**changes))[target]
     assert verdict.ok is ok
     assert why in verdict.why
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"mlp": "gelu"},
+        {"mlp": "relu2"},
+        {"qk_norm": True},
+        {"layer_sharing": 2},
+        {"head_dim": 2},
+        {"intermediate_size": 33},
+    ],
+)
+def test_the_engine_verdict_is_what_the_engine_does(changes: dict[str, object]) -> None:
+    shape = SMOLLM2.replace(**changes)
+    if target_verdicts(shape)["engine"].ok:
+        check_runnable(shape)
+    else:
+        with pytest.raises(UnsupportedError):
+            check_runnable(shape)
