@@ -2,8 +2,8 @@
 
 ``Child("deepthin.export.peer_llama_cpp", peer="llama.cpp")`` serves METHODS. One model is loaded at a time.
 
-Strict mode is the arithmetic nearest to plain f32: key/value cache in F32, flash attention off. Without it both are as llama.cpp
-has them by default (F16 cache, flash attention as it sees fit). Nothing ever goes to a GPU.
+Strict mode is the arithmetic nearest to plain f32: key/value cache in F32, flash attention off. Without it both
+are as llama.cpp has them by default (F16 cache, flash attention as it sees fit). Nothing ever goes to a GPU.
 Source: field names and meanings in llama.cpp ``include/llama.h`` at ggml-org/llama.cpp@0c1e570.
 """
 
@@ -241,8 +241,7 @@ _keep_callback: Any = None  # the C side holds the pointer, so this side must ho
 def _on_log(level: int, text: bytes | None, _: object) -> None:
     if level in (_LOG_WARN, _LOG_ERROR) and text:
         line = text.decode("utf-8", "replace").strip()
-        if level == _LOG_ERROR:
-            _log.append(line)
+        _log.append(line)
         print(line, flush=True)
 
 

@@ -1,0 +1,155 @@
+"""What each model of a bundle holds, whatever its format: facts, and f32 weights under canonical names. Compares facts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from deepthin.engine.arrays import F32
+from deepthin.engine.errors import FormatError
+from deepthin.engine.formats import FORMATS
+from deepthin.engine.load import load_model
+from deepthin.engine.model import Model
+from deepthin.engine.shape import Shape
+from deepthin.export.manifest import Manifest
+
+_SHAPE_FACTS = (
+    "num_layers",
+    "hidden_size",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "intermediate_size",
+    "vocab_size",
+    "tie_word_embeddings",
+    "layer_sharing",
+    "max_seq_len",
+    "rms_norm_eps",
+    "rope_theta",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """One model of a bundle.
+
+    Attributes:
+        path: below the bundle; for ``hf`` the folder.
+        kind: ``hf``, ``onnx`` or ``gguf``.
+        quant: what its matrices are stored as.
+    """
+
+    path: str
+    kind: str
+    quant: str
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """A model as read: ``facts`` to compare, weights on demand, and the Model unless it is ONNX."""
+
+    file: ModelFile
+    facts: Mapping[str, Any]
+    model: Model | None
+    graph: Any = None
+
+    def weights(self) -> dict[str, F32]:
+        """Every weight as f32 by canonical name, in canonical row order."""
+        if self.model is not None:
+            return self.model.dequantized()
+        from deepthin.export.onnx_contents import onnx_weights  # loads `onnx`
+
+        return onnx_weights(self.graph)
+
+    def rounds_activations(self) -> bool:
+        """Whether an ONNX graph lets the runtime round activations to int8; what others do is known from their format."""
+        if self.model is not None:
+            return False
+        from deepthin.export.onnx_contents import rounds_activations  # loads `onnx`
+
+        return rounds_activations(self.graph)
+
+
+@dataclass(frozen=True, slots=True)
+class FactDifference:
+    """A fact on which a file and the truth disagree."""
+
+    file: str
+    name: str
+    found: Any
+    wanted: Any
+
+    @property
+    def text(self) -> str:
+        """One clause for people."""
+        return f"{self.file}: {self.name} is {self.found}, but {self.wanted} everywhere it is right"
+
+    def to_json(self) -> dict[str, Any]:
+        """As an entry of ``facts``."""
+        return {"file": self.file, "name": self.name, "found": self.found, "wanted": self.wanted}
+
+
+def model_files(manifest: Manifest) -> list[ModelFile]:
+    """The models that ``manifest`` lists, most exact first; among equals Hugging Face folders, then GGUF, then ONNX.
+
+    Raises:
+        FormatError: one is stored in a format that this version does not know.
+    """
+    folders = [
+        ModelFile(PurePosixPath(file.path).parent.as_posix(), "hf", file.quant)
+        for file in manifest.select(target="hf", format="safetensors")
+    ]
+    files = [ModelFile(file.path, kind, file.quant) for kind in ("gguf", "onnx") for file in manifest.select(format=kind)]
+    models = list(dict.fromkeys(folders)) + files
+    for model in models:
+        if model.quant not in FORMATS:
+            raise FormatError(f"manifest: {model.path} is said to hold {model.quant!r}; known are {', '.join(FORMATS)}")
+    return sorted(models, key=lambda model: (-FORMATS[model.quant].bits_per_weight, model.quant))
+
+
+def read_contents(root: Path, file: ModelFile, shape: Shape) -> Contents:
+    """Read ``file`` of the bundle at ``root``; ``shape`` is what it should be, for facts that only make sense beside it.
+
+    Raises:
+        FormatError: it is damaged, contradicts itself or is not what its name says.
+        UnsupportedError: it is a model that this version cannot read.
+    """
+    if file.kind != "onnx":
+        model = load_model(root / file.path)
+        return Contents(file, {name: getattr(model.shape, name) for name in _SHAPE_FACTS}, model)
+    from deepthin.export.onnx_contents import onnx_facts, read_onnx  # loads `onnx`
+
+    graph = read_onnx(root / file.path)
+    return Contents(file, onnx_facts(graph, shape), None, graph)
+
+
+def compare_facts(shape: Shape, contents: Contents) -> list[FactDifference]:
+    """Facts of ``contents`` that are not as ``shape`` has them, in the order they were read."""
+    wanted = {name: getattr(shape, name) for name in _SHAPE_FACTS}
+    wanted |= {"rope_interleaved": 0, "attention_window": -1, "attention_softcap": 0.0, "attention_scale": 0.0}
+    found = dict(contents.facts)
+    if _is_same(found.get("attention_scale"), 1 / math.sqrt(shape.head_dim)):
+        found["attention_scale"] = 0.0  # the default, spelled out
+    return [
+        FactDifference(contents.file.path, name, value, wanted[name])
+        for name, value in found.items()
+        if not _is_same(value, wanted[name])
+    ]
+
+
+def manifest_facts(listed: Shape, read: Shape) -> list[FactDifference]:
+    """Where the shape in the manifest is not that of the base, which is what runtimes see."""
+    pairs = {name: (getattr(listed, name), getattr(read, name)) for name in _SHAPE_FACTS}
+    return [FactDifference("manifest.json", name, a, b) for name, (a, b) in pairs.items() if not _is_same(a, b)]
+
+
+def _is_same(found: Any, wanted: Any) -> bool:
+    """Equal, or equal as the f32 that GGUF and ONNX keep."""
+    if isinstance(found, (int, float)) and isinstance(wanted, float):
+        return bool(np.float32(found) == np.float32(wanted))
+    return bool(found == wanted)

@@ -1,0 +1,231 @@
+"""What an ONNX decoder file says, read back from its graph: facts and weights. Shares nothing with the code that writes it.
+
+A weight's name comes from where it is used, not from what its initializer is called: the operator whose output is
+``blk.0.ffn_gate.out`` holds ``blk.0.ffn_gate``. So a file with two weights exchanged is caught whichever way it was done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deepthin.engine.arrays import F32, F64
+from deepthin.engine.errors import FormatError
+from deepthin.engine.shape import Shape
+
+_MATMULS = ("MatMul", "FusedMatMul", "Gemm", "MatMulNBits")
+_TABLES = ("Gather", "GatherBlockQuantized")
+_ROTARY = ("GroupQueryAttention", "RotaryEmbedding")
+_TABLE_TOLERANCE = 1e-6  # an f32 cosine may round either way
+_ANGLE_TOLERANCE = 1e-4  # relative, of a base recovered from one f32 sine
+
+
+@dataclass(slots=True)
+class OnnxContents:
+    """A graph in memory.
+
+    Attributes:
+        path: where it was read.
+        nodes: in graph order.
+        initializers: ``TensorProto`` by name.
+        made_by: the node behind each value.
+    """
+
+    path: Path
+    nodes: list[Any]
+    initializers: dict[str, Any]
+    made_by: dict[str, Any] = field(default_factory=dict)
+
+    def array(self, name: str) -> npt.NDArray[Any] | None:
+        """Values of initializer ``name``, also through a Reshape in front of its use; None when there is no such constant."""
+        from onnx import numpy_helper
+
+        if name not in self.initializers:
+            node = self.made_by.get(name)
+            return self.array(node.input[0]) if node is not None and node.op_type == "Reshape" else None
+        values: npt.NDArray[Any] = numpy_helper.to_array(self.initializers[name], base_dir=str(self.path.parent))
+        return values
+
+
+def read_onnx(path: Path) -> OnnxContents:
+    """Read the graph at ``path``; external data must lie in the same folder.
+
+    Raises:
+        FormatError: the file is no ONNX model, or its external data is out of bounds.
+    """
+    import onnx
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+    try:
+        proto = onnx.load(str(path))
+    except (DecodeError, onnx.checker.ValidationError, OSError, ValueError) as error:
+        raise FormatError(f"{path}: it is not a readable ONNX model ({' '.join(str(error).split())[:200]})") from None
+    contents = OnnxContents(path, list(proto.graph.node), {item.name: item for item in proto.graph.initializer})
+    contents.made_by = {name: node for node in contents.nodes for name in node.output if name}
+    return contents
+
+
+def onnx_weights(contents: OnnxContents) -> dict[str, F32]:
+    """Every weight as f32 by canonical name, [out, in] or [width]; what is used in no known place is left out.
+
+    Raises:
+        FormatError: a constant has dimensions that its operator cannot use.
+    """
+    found: dict[str, F32] = {}
+    for node in contents.nodes:
+        name = _weight_name(node)
+        try:
+            values = None if name is None else _node_weight(contents, node)
+        except (ValueError, IndexError) as error:
+            raise FormatError(f"{contents.path}: node '{node.name}' has constants that do not fit it ({error})") from None
+        if name is not None and values is not None:
+            found[name] = values
+    return found
+
+
+def onnx_facts(contents: OnnxContents, shape: Shape) -> dict[str, Any]:
+    """What the graph fixes beside weights, in the terms of ``Shape`` where it has them.
+
+    A fact that operators disagree on is a sorted list of what they say. ``rope_theta`` is recovered from the tables; it is
+    that of ``shape`` exactly when the tables are, and ``"not a rotary table"`` when no base explains them.
+    """
+    attention = [_attributes(node) for node in contents.nodes if node.op_type == "GroupQueryAttention"]
+    facts: dict[str, Any] = {
+        "num_layers": len(attention),
+        "num_heads": _agreed([item.get("num_heads") for item in attention]),
+        "num_kv_heads": _agreed([item.get("kv_num_heads") for item in attention]),
+        "rms_norm_eps": _agreed(_epsilons(contents)),
+        "tie_word_embeddings": _is_tied(contents),
+        "rope_interleaved": _agreed([_attributes(n).get(_interleaved_key(n), 0) for n in _rotary_nodes(contents)]),
+        "attention_window": _agreed([item.get("local_window_size", -1) for item in attention]),
+        "attention_scale": _agreed([item.get("scale", 0.0) for item in attention]),
+        "attention_softcap": _agreed([item.get("softcap", 0.0) for item in attention]),
+    }
+    pairs = {tuple(name for name in node.input if "cache" in name)[-2:] for node in _rotary_nodes(contents)}
+    tables = [(contents.array(pair[0]), contents.array(pair[1])) for pair in sorted(pairs) if len(pair) == 2]
+    facts["max_seq_len"] = _agreed([len(cos) for cos, _ in tables if cos is not None])
+    facts["rope_theta"] = _agreed([_rope_theta(cos, sin, shape) for cos, sin in tables if cos is not None and sin is not None])
+    return facts
+
+
+def rounds_activations(contents: OnnxContents) -> bool:
+    """Whether a product asks for int8 activations (accuracy level 4)."""
+    return any(_attributes(node).get("accuracy_level", 0) == 4 for node in contents.nodes if node.op_type == "MatMulNBits")
+
+
+def _weight_name(node: Any) -> str | None:
+    if not node.output:
+        return None
+    output = node.output[0]
+    if node.op_type in _TABLES and "input_ids" in node.input:
+        return "token_embd"
+    if output == "logits":
+        return "output"
+    known = (*_MATMULS, "SkipSimplifiedLayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization")
+    is_plain_norm = node.op_type == "Mul" and output.endswith("norm.out")
+    return output.removesuffix(".out") if output.endswith(".out") and (node.op_type in known or is_plain_norm) else None
+
+
+def _node_weight(contents: OnnxContents, node: Any) -> F32 | None:
+    attributes = _attributes(node)
+    if node.op_type == "MatMulNBits":
+        return _blockwise(contents, list(node.input[1:]), attributes, attributes["K"])
+    if node.op_type == "GatherBlockQuantized":
+        return _blockwise(contents, [node.input[0], *node.input[2:]], attributes, None)
+    index = {"Gather": 0, "SkipSimplifiedLayerNormalization": 2}.get(node.op_type, 1)
+    values = contents.array(node.input[index])
+    if values is None:
+        return None
+    transposed = node.op_type == "MatMul" or (node.op_type in ("FusedMatMul", "Gemm") and not attributes.get("transB", 0))
+    return np.ascontiguousarray(values.T if transposed else values, np.float32)
+
+
+def _blockwise(contents: OnnxContents, names: list[str], attributes: dict[str, Any], cols: int | None) -> F32 | None:
+    """(q - zero point) * scale, f32 [N, K]; q in ascending nibbles for 4 bits."""
+    parts = [contents.array(name) for name in names if name]
+    if len(parts) < 2 or parts[0] is None or parts[1] is None:
+        return None
+    bits, block = attributes.get("bits", 4), attributes["block_size"]
+    codes, scales = parts[0].reshape(len(parts[0]), -1), parts[1].reshape(len(parts[0]), -1).astype(np.float32)
+    if bits == 4:
+        codes = np.stack([codes & 0x0F, codes >> 4], axis=-1)
+    q = codes.reshape(*scales.shape, block).astype(np.float32)
+    zero = np.float32(1 << (bits - 1))
+    points = parts[2].reshape(scales.shape)[:, :, None] if len(parts) > 2 and parts[2] is not None else zero
+    values: F32 = ((q - points) * scales[:, :, None]).reshape(len(codes), -1)
+    return values if cols is None else values[:, :cols]
+
+
+def _is_tied(contents: OnnxContents) -> bool:
+    tables = [node.input[0] for node in contents.nodes if _weight_name(node) == "token_embd"]
+    heads = [node.input[1] for node in contents.nodes if "logits" in node.output]
+    sources = {contents.made_by[name].input[0] if name in contents.made_by else name for name in tables}
+    return bool(sources & set(heads))
+
+
+def _epsilons(contents: OnnxContents) -> list[float]:
+    """Every norm's epsilon: an attribute, or the constant that is added to a mean."""
+    found = []
+    for node in contents.nodes:
+        attributes = _attributes(node)
+        if "epsilon" in attributes:
+            found.append(float(attributes["epsilon"]))
+        elif node.op_type == "Add" and any(_op_behind(contents, name) == "ReduceMean" for name in node.input):
+            constants = [values for name in node.input if (values := contents.array(name)) is not None]
+            found += [float(values.reshape(-1)[0]) for values in constants if values.size == 1]
+    return found
+
+
+def _op_behind(contents: OnnxContents, name: str) -> str:
+    node = contents.made_by.get(name)
+    return "" if node is None else str(node.op_type)
+
+
+def _rotary_nodes(contents: OnnxContents) -> list[Any]:
+    apart = [node for node in contents.nodes if node.op_type == "RotaryEmbedding"]
+    return apart or [node for node in contents.nodes if node.op_type in _ROTARY]
+
+
+def _interleaved_key(node: Any) -> str:
+    return "interleaved" if node.op_type == "RotaryEmbedding" else "rotary_interleaved"
+
+
+def _rope_theta(cos: npt.NDArray[Any], sin: npt.NDArray[Any], shape: Shape) -> Any:
+    """The base behind the tables cos and sin [positions, E / 2]."""
+    if _tables_match(cos, sin, shape.rope_theta, shape.head_dim):
+        return shape.rope_theta
+    if cos.shape != sin.shape or cos.ndim != 2 or min(cos.shape) < 2:
+        return "not a rotary table"
+    pairs = cos.shape[1]
+    slowest = float(np.arctan2(sin[1, -1], cos[1, -1]))  # theta^(-(pairs - 1) / pairs) radians per position
+    if not 0 < slowest < 1:
+        return "not a rotary table"
+    theta = slowest ** (-pairs / (pairs - 1))
+    rounded = float(f"{theta:.3g}")
+    for candidate in (rounded, theta):
+        if _tables_match(cos[:2], sin[:2], candidate, 2 * pairs, tolerance=_ANGLE_TOLERANCE):
+            return candidate
+    return "not a rotary table"
+
+
+def _tables_match(cos: F64, sin: F64, theta: float, head_dim: int, tolerance: float = _TABLE_TOLERANCE) -> bool:
+    rates = theta ** (-np.arange(0, head_dim, 2) / head_dim)
+    angles = np.arange(len(cos))[:, None] * rates[None, :]
+    if cos.shape != angles.shape or sin.shape != angles.shape:
+        return False
+    return bool(np.abs(cos - np.cos(angles)).max() <= tolerance and np.abs(sin - np.sin(angles)).max() <= tolerance)
+
+
+def _attributes(node: Any) -> dict[str, Any]:
+    from onnx import helper
+
+    return {item.name: helper.get_attribute_value(item) for item in node.attribute}
+
+
+def _agreed(values: list[Any]) -> Any:
+    different = sorted({value for value in values if value is not None}, key=str)
+    return different[0] if len(different) == 1 else (different or None)

@@ -1,0 +1,106 @@
+"""A verification in words: where the runtimes first part, what differs between files, and what was not looked at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from deepthin.export.findings import Findings, Pair
+
+_MAX_LINES = 12  # of one kind; the document has them all
+
+
+def summarize(found: Findings) -> tuple[list[str], dict[str, Any] | None]:
+    """Lines for people, the verdict first; and the first parting as JSON, None when there is none."""
+    parting = _first_parting(found)
+    lines = [_verdict(found, parting)]
+    lines += _limited([f"checksum: {check.path}: {check.why}" for check in found.checks if not check.ok])
+    lines += _limited([f"unreadable: {why}" for why in found.unreadable.values()])
+    lines += _limited([f"differs: {difference.text}" for difference in found.facts])
+    lines += _limited([f"differs: {file}: {item.tensor}: {item.why}" for file, item in found.weights.items() if item])
+    lines += _suspicion(found)
+    lines += [f"failed: reference: {found.no_reference}"] if found.no_reference else []
+    lines += _limited([f"failed: {state.name}: {state.why}" for state in found.runtimes if state.status == "failed"])
+    lines += _limited([f"logits: {text}" for text in _broken_pairs(found)])
+    lines += [
+        f"skipped: {state.name}: {state.why}; nothing is said about it" for state in found.runtimes if state.status == "skipped"
+    ]
+    if found.unlisted:
+        lines.append(
+            f"note: {found.unlisted[0]!r} is not in the manifest ({len(found.unlisted)} such files); nobody vouches for it"
+        )
+    return lines, parting
+
+
+def _first_parting(found: Findings) -> dict[str, Any] | None:
+    """The earliest position where a runtime leaves the reference; without one, the first difference inside a file."""
+    parted = [pair for pair in found.pairs if pair.report is not None and pair.report.first_divergence is not None]
+    if parted:
+        pair = min(parted, key=_position)  # the first one listed among equals
+        where = {"runtime": pair.runtime, "file": pair.file, "phase": pair.phase, "position": _position(pair)}
+        return {**where, "why": pair.report.first_divergence.why if pair.report and pair.report.first_divergence else ""}
+    for pair in found.pairs:
+        if not pair.ok:
+            return {"runtime": pair.runtime, "file": pair.file, "phase": pair.phase, "position": None, "why": pair.why}
+    for file, item in found.weights.items():
+        if item is not None:
+            return {"runtime": None, "file": file, "phase": None, "position": None, "why": f"{item.tensor}: {item.why}"}
+    for fact in found.facts:
+        why = f"{fact.name} is {fact.found} instead of {fact.wanted}"
+        return {"runtime": None, "file": fact.file, "phase": None, "position": None, "why": why}
+    for path, why in [*found.unreadable.items(), *((check.path, check.why) for check in found.checks if not check.ok)]:
+        return {"runtime": None, "file": path, "phase": None, "position": None, "why": why}
+    return None
+
+
+def _position(pair: Pair) -> int:
+    return pair.report.first_divergence.position if pair.report and pair.report.first_divergence else -1
+
+
+def _verdict(found: Findings, parting: dict[str, Any] | None) -> str:
+    ran = [state.name for state in found.runtimes if state.status == "ran"]
+    if found.ok:
+        reports = [(pair.report.nmse, pair) for pair in found.pairs if pair.report is not None]
+        nmse, worst = max(reports, key=lambda item: item[0])
+        return (
+            f"pass: {len(found.weights)} models hold the weights of {found.base}, and {', '.join(ran)} give the logits of the "
+            f"reference over {found.num_tokens} tokens (largest NMSE {nmse:.1e}: {worst.runtime} on {worst.file})"
+        )
+    if parting is None:
+        return "fail: nothing could be compared"
+    if parting["position"] is not None:
+        return (
+            f"fail: the runtimes first part at position {parting['position']} of {parting['phase']}: {parting['runtime']} on "
+            f"{parting['file']} ({parting['why']})"
+        )
+    if parting["runtime"] is not None:
+        return f"fail: {parting['runtime']} does not run {parting['file']} ({parting['why']})"
+    told = "no runtime left its budget" if found.pairs and all(pair.ok for pair in found.pairs) else "no logits were compared"
+    return f"fail: {parting['file']}: {parting['why']} ({told})"
+
+
+def _suspicion(found: Findings) -> list[str]:
+    """When every other model differs from the base in the same way, the base is the odd one out."""
+    others = [item for file, item in found.weights.items() if file != found.base]
+    tensors = {None if item is None else item.tensor for item in others}
+    if len(others) > 1 and len(tensors) == 1 and None not in tensors:
+        return [f"suspect: all others agree on {tensors.pop()} against {found.base}, so {found.base} itself looks changed"]
+    for name in dict.fromkeys(fact.name for fact in found.facts):
+        same = [fact for fact in found.facts if fact.name == name]
+        if len(others) > 1 and len({str(fact.found) for fact in same}) == 1 and len(same) >= len(others):
+            return [f"suspect: all others have {name} {same[0].found}, so {found.base} itself looks changed"]
+    return []
+
+
+def _broken_pairs(found: Findings) -> list[str]:
+    texts: dict[tuple[str, str], str] = {}
+    for pair in found.pairs:
+        if not pair.ok and pair.report is not None:
+            parted = pair.report.first_divergence
+            start = f"from position {parted.position} of {pair.phase} on" if parted else f"in {pair.phase}"
+            texts.setdefault((pair.runtime, pair.file), f"{pair.runtime} on {pair.file} parts {start}: {pair.report.why}")
+    return list(texts.values())
+
+
+def _limited(lines: list[str]) -> list[str]:
+    more = len(lines) - _MAX_LINES
+    return lines if more <= 0 else [*lines[:_MAX_LINES], f"… and {more} more like this"]

@@ -1,0 +1,207 @@
+"""``verify_bundle``: do all files of a bundle hold the same model, and do all runtimes compute it?
+
+Four passes, each of which can fail the bundle:
+1. checksums: every file against the manifest;
+2. facts: heads, epsilon, rotary base and the like, file against file;
+3. weights: every tensor against what its format can hold of the truth, bit for bit;
+4. logits: every runtime against the float64 reference over a fixed token list, whole, token by token, and in pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from deepthin._version import VERSION
+from deepthin.engine.arrays import F32
+from deepthin.engine.errors import DeepthinError, PeerError, PeerMissingError, UsageError
+from deepthin.engine.shape import Shape
+from deepthin.export.contents import Contents, ModelFile, compare_facts, manifest_facts, model_files, read_contents
+from deepthin.export.findings import Findings, Pair, RuntimeState
+from deepthin.export.manifest import Manifest, check_files, read_manifest, unlisted_files
+from deepthin.export.parity import compare_logits
+from deepthin.export.runs import RUNTIMES, Runtime, make_runtime
+from deepthin.export.summary import summarize
+from deepthin.export.tolerances import budget_named
+from deepthin.export.truth import Truth
+from deepthin.export.weight_parity import first_weight_difference
+
+NUM_TOKENS = 40
+_SEED = 20
+_DEADLINE_S = 300.0
+_ONNX_ROUNDING = {"q4_1": 1e-6}  # float zero points: 7e-8 relative per value (reference/export.md 6.3), ten times that allowed
+
+
+def verify_bundle(
+    path: Path,
+    *,
+    runtimes: Sequence[str] | None = None,
+    tokens: Sequence[int] | None = None,
+    deadline_s: float = _DEADLINE_S,
+    progress: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Verify the bundle in folder ``path``; whatever is wrong with it is in the result, never raised.
+
+    Args:
+        path: a folder written by ``export_bundle``.
+        runtimes: names out of :data:`deepthin.export.runs.RUNTIMES`; all of them when absent.
+        tokens: token ids to compare logits over; a fixed random list of 40 when absent.
+        deadline_s: seconds for each call to a peer.
+        progress: told what comes next, in a few words.
+
+    Returns:
+        ``verdict`` ("pass" or "fail"), ``summary`` (lines for people), ``first_parting``, ``tokens``, and the details under
+        ``runtimes``, ``files``, ``facts``, ``weights`` and ``pairs``.
+
+    Raises:
+        FormatError: ``path`` has no readable manifest.
+        UsageError: an unknown runtime, or token ids outside the vocabulary or beyond the context.
+    """
+    wanted = tuple(runtimes) if runtimes is not None else RUNTIMES
+    for name in wanted:
+        if name not in RUNTIMES:
+            raise UsageError(f"runtime {name!r} is unknown; use one of {', '.join(RUNTIMES)}")
+    say = progress or (lambda _: None)
+    root = Path(path)
+    manifest = read_manifest(root)
+    ids = _token_list(manifest.shape, tokens)
+    found = Findings(models=model_files(manifest), num_tokens=len(ids))
+    say("checksums")
+    found.checks = list(check_files(root, manifest))
+    found.unlisted = unlisted_files(root, [file.path for file in manifest.files])
+    pool = {name: make_runtime(name, deadline_s=deadline_s) for name in wanted}
+    try:
+        found.runtimes = [_probe(name, pool, found.models) for name in RUNTIMES]
+        _check_models(root, manifest, ids, found, pool, say)
+    finally:
+        for runtime in pool.values():
+            runtime.close()
+    for state in found.runtimes:
+        if state.status == "ran" and not state.num_runs:
+            state.status, state.why = "failed", "no file that it reads could be compared"
+    return _document(found, ids)
+
+
+def _token_list(shape: Shape, tokens: Sequence[int] | None) -> list[int]:
+    if tokens is None:
+        count = min(NUM_TOKENS, shape.max_seq_len)
+        return [int(token) for token in np.random.default_rng(_SEED).integers(0, shape.vocab_size, count)]
+    ids = [int(token) for token in tokens]
+    if not 1 <= len(ids) <= shape.max_seq_len or not all(0 <= token < shape.vocab_size for token in ids):
+        raise UsageError(
+            f"verify: the tokens must be 1 to {shape.max_seq_len} ids from 0 to {shape.vocab_size - 1}; {len(ids)} were given"
+        )
+    return ids
+
+
+def _probe(name: str, pool: dict[str, Runtime], models: Sequence[ModelFile]) -> RuntimeState:
+    """Whether runtime ``name`` can run at all; one that cannot leaves the pool."""
+    state = RuntimeState(name)
+    if name not in pool:
+        state.status, state.why = "skipped", "not asked for"
+        return state
+    runtime = pool[name]
+    try:
+        state.version = runtime.version()
+        if not any(file.kind in runtime.kinds for file in models):
+            state.status, state.why = "skipped", f"the bundle holds no {' or '.join(runtime.kinds)} model"
+    except PeerMissingError as error:
+        state.status, state.why = "skipped", str(error)
+    except PeerError as error:
+        state.status, state.why = "failed", str(error)
+    if state.status != "ran":
+        pool.pop(name).close()
+    return state
+
+
+def _check_models(
+    root: Path, manifest: Manifest, ids: list[int], found: Findings, pool: dict[str, Runtime], say: Callable[[str], None]
+) -> None:
+    truth: Truth | None = None
+    shape = manifest.shape
+    for file in found.models:  # the most exact one comes first and is the base
+        say(f"reading {file.path}")
+        try:
+            contents = read_contents(root, file, shape)
+            weights = contents.weights()
+        except DeepthinError as error:
+            found.unreadable[file.path] = str(error)
+            continue
+        if truth is None:
+            found.base = file.path
+            if contents.model is not None:
+                shape = contents.model.shape
+                found.facts += manifest_facts(manifest.shape, shape)
+            truth = Truth(shape, dict(weights), ids)
+        else:
+            found.facts += compare_facts(shape, contents)
+        _check_one(root, contents, weights, truth, ids, found, pool, say)
+
+
+def _check_one(
+    root: Path,
+    contents: Contents,
+    weights: dict[str, F32],
+    truth: Truth,
+    ids: list[int],
+    found: Findings,
+    pool: dict[str, Runtime],
+    say: Callable[[str], None],
+) -> None:
+    file = contents.file
+    say(f"comparing the weights of {file.path}")
+    rounding = _ONNX_ROUNDING.get(file.quant, 0.0) if file.kind == "onnx" else 0.0
+    wanted = truth.weights(file, weights)
+    found.weights[file.path] = first_weight_difference(truth.shape, wanted, weights, rounding=rounding)
+    weights.clear()
+    say(f"reference logits for {file.path}")
+    try:
+        reference = truth.logits()
+    except DeepthinError as error:
+        found.no_reference = str(error)
+        return
+    for state in found.runtimes:
+        runtime = pool.get(state.name)
+        if runtime is None or file.kind not in runtime.kinds:
+            continue
+        say(f"{file.path} in {state.name}")
+        rounds = "_int8" if contents.rounds_activations() else ""
+        budget = budget_named(f"{runtime.key}{rounds}.{file.quant}")
+        state.num_runs += 1
+        try:
+            for phase, logits in runtime.logits(root, contents, ids):
+                if logits.shape != reference.shape:
+                    why = f"its logits are {list(logits.shape)}, but {list(reference.shape)} are needed"
+                    found.pairs.append(Pair(state.name, file.path, phase, None, why))
+                else:
+                    found.pairs.append(Pair(state.name, file.path, phase, compare_logits(reference, logits, budget)))
+        except DeepthinError as error:
+            state.status, state.why = "failed", state.why or f"{file.path}: {error}"
+            found.pairs.append(Pair(state.name, file.path, "run", None, str(error)))
+
+
+def _document(found: Findings, ids: list[int]) -> dict[str, Any]:
+    lines, parting = summarize(found)
+    reference = {"name": "reference", "version": VERSION, "status": "ran", "why": ""}
+    if found.no_reference or not found.base:
+        reference |= {"status": "failed", "why": found.no_reference or "no model of the bundle can be read"}
+    return {
+        "verdict": "pass" if found.ok else "fail",
+        "summary": lines,
+        "first_parting": parting,
+        "base": found.base,
+        "tokens": ids,
+        "runtimes": [reference, *(state.to_json() for state in found.runtimes)],
+        "files": [check.to_json() for check in found.checks],
+        "unlisted_files": found.unlisted,
+        "unreadable": [{"file": file, "why": why} for file, why in found.unreadable.items()],
+        "facts": [difference.to_json() for difference in found.facts],
+        "weights": [
+            {"file": file, "ok": difference is None, "first_difference": difference and difference.to_json()}
+            for file, difference in found.weights.items()
+        ],
+        "pairs": [pair.to_json() for pair in found.pairs],
+    }
