@@ -206,9 +206,7 @@ def _tokens(
 
     def place(token: Any, text: Any) -> int:
         if type(token) is not int or not 0 <= token < vocab_size or not isinstance(text, str) or not text:
-            raise FormatError(
-                f"{where}: token {_shown(text)} has id {_shown(token)}, but the embedding has rows 0 to {vocab_size - 1}"
-            )
+            raise FormatError(f"{where}: token {_shown(text)} has id {_shown(token)}; ids must be 0 to {vocab_size - 1}")
         if by_id.setdefault(token, text) != text:
             raise FormatError(f"{where}: id {token} is given to {_shown(text)} and to {_shown(by_id[token])}")
         return token

@@ -2,6 +2,7 @@
 
 The words and merges are done by the ``tokenizers`` package, imported when the first Tokenizer is made. Special tokens
 are cut out here, longest first over the whole text, as llama.cpp does (``tokenizers`` takes them leftmost first).
+Known difference: each program has its own Unicode tables, so text in characters newer than Unicode 15 may be cut differently.
 Source: llama.cpp ``src/llama-vocab.cpp``, ``tokenizer_st_partition`` and ``llm_tokenizer_bpe_session``, at
 ggml-org/llama.cpp@00ad355.
 """
