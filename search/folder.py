@@ -28,6 +28,7 @@ else:
     import fcntl
 
 CONFIG, JOURNAL, MEASUREMENTS, FRONT, LOCK = "config.json", "journal.log", "measurements.jsonl", "front.json", ".lock"
+_TEMPORARY = ".tmp"
 _START_OVER = "choose another --out, or remove the folder to start over"
 
 
@@ -104,10 +105,12 @@ class RunFolder:
         return path
 
     def _check_owner(self, path: Path) -> None:
-        others = sorted(entry.name for entry in path.iterdir() if entry.name != LOCK)
-        if others and CONFIG not in others and not others[0].startswith(CONFIG):
+        names = {entry.name for entry in path.iterdir()}
+        strangers = sorted(names - {LOCK, CONFIG + _TEMPORARY})
+        if strangers and CONFIG not in names:
             raise UsageError(
-                f"{path}: holds {others[0]!r} but no {CONFIG}, so it is no run folder; choose another --out or an empty folder"
+                f"{path}: holds {strangers[0]!r} but no {CONFIG}, so it is no run folder; "
+                f"choose another --out or an empty folder"
             )
 
     def _settle(self, config: SearchConfig) -> None:
@@ -159,7 +162,7 @@ class RunFolder:
 
 def _write_json(path: Path, document: Mapping[str, Any]) -> None:
     text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = path.with_name(path.name + _TEMPORARY)
     with temporary.open("wb") as file:
         file.write(text.encode())
         file.flush()

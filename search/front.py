@@ -69,6 +69,7 @@ def front_document(
     return {
         "schema": SCHEMA,
         "version": VERSION,
+        "config": config.to_json(),
         "budget": config.budget.to_json(),
         "limits": config.limits.to_json(),
         "measured_on": {"machine": config.machine, "threads": scored[0].cost.threads, "context": scored[0].cost.context},
@@ -101,7 +102,7 @@ def front_document(
             for one in scored
         ],
         "failures": [dict(failure) for failure in failures],
-        "notes": _notes(front, moved, failures),
+        "notes": _notes(config, front, moved, failures),
     }
 
 
@@ -168,7 +169,7 @@ def _row(member: Mapping[str, Any], label: str) -> list[str]:
     notes = [
         *(["tied"] if member.get("tied_with_best") else []),
         *(["extrapolated"] if member["extrapolated"] else []),
-        *member["measurement_flags"],
+        *(["noisy"] if member["measurement_flags"] else []),
     ]
     return [
         label,
@@ -206,7 +207,7 @@ def _loss_without_vocab(one: Scored) -> float:
     return one.quality.without(VOCAB_TERM)
 
 
-def _notes(front: Sequence[Scored], moved: bool, failures: Sequence[object]) -> list[str]:
+def _notes(config: SearchConfig, front: Sequence[Scored], moved: bool, failures: Sequence[object]) -> list[str]:
     judged = judged_terms(one.quality for one in front)
     notes = [f"Predicted losses within {TIE_BAND} nats are tied; inside a tie the measured time decides."]
     if judged:
@@ -216,6 +217,12 @@ def _notes(front: Sequence[Scored], moved: bool, failures: Sequence[object]) -> 
         notes.append(f"{outside} of {len(front)} shapes lie outside the fitted data: extrapolated, reasons in front.json.")
     if moved:
         notes.append(f"The vocabulary term decides a pick: intervals are {VOCAB_DOUBT} nats wider each way ({VOCAB_SUPPORT}).")
+    flags = sorted({flag for one in front for flag in one.cost.flags})
+    if flags:
+        notes.append(f"Times marked noisy were disturbed ({', '.join(flags)}); a quiet machine gives better ones.")
+    never = [f"{vocab:,}" for vocab in config.space.vocabs_without_room()]
+    if never:
+        notes.append(f"No shape of this search has room for a vocabulary of {' or '.join(never)} within the budget.")
     if failures:
         notes.append(f"{len(failures)} shapes could not be measured; see 'failures'.")
     return notes

@@ -148,16 +148,19 @@ class QualityModel:
         terms += [
             Term("dL_kv", laws.kv_penalty(shape.num_heads / shape.num_kv_heads), JUDGEMENT, "two MobileLLM rows"),
             Term("dL_tie", laws.TIE_PENALTY * shape.tie_word_embeddings, JUDGEMENT, "one MobileLLM seed"),
-            Term("dL_quant", self._quant_nats(quant, body), JUDGEMENT, "per-row law (Ouyang et al. 2025) times a multiplier"),
+            self._quant_term(quant, body),
         ]
         opinions = {law: nats * factor for law, nats in opinions.items()}
         return Quality(tuple(terms), opinions, self._outside(shape, params))
 
-    def _quant_nats(self, quant: str, body: int) -> float:
+    def _quant_term(self, quant: str, body: int) -> Term:
         bits = _NOMINAL_BITS[format_named(quant).name]
         if bits >= 16:
-            return 0.0
-        return laws.INT8_PENALTY if bits == 8 else laws.int4_penalty(body, self.tokens, self.int4_multiplier)
+            return Term("dL_quant", 0.0, PUBLISHED, "16 bits and more count as lossless")
+        if bits == 8:
+            return Term("dL_quant", laws.INT8_PENALTY, PUBLISHED, "Q8_0 of two published models, rounded up")
+        nats = laws.int4_penalty(body, self.tokens, self.int4_multiplier)
+        return Term("dL_quant", nats, JUDGEMENT, f"per-row law (Ouyang et al. 2025) times {self.int4_multiplier:g}")
 
     def _outside(self, shape: Shape, params: Parts) -> tuple[str, ...]:
         values = {

@@ -147,6 +147,11 @@ class Space:
         if not self.budget.fits(self.smallest.shape, self.smallest.quant):
             raise infeasible(self)
 
+    def vocabs_without_room(self) -> list[int]:
+        """Vocabularies that not even the smallest body leaves room for."""
+        shape, quant = self.smallest.shape, self.smallest.quant
+        return [vocab for vocab in self.vocabs if not self.budget.fits(shape.replace(vocab_size=vocab), quant)]
+
     def sample(self, generator: np.random.Generator) -> dict[str, int]:
         """A random point; depths are drawn evenly in log L."""
         point = {}

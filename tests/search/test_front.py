@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,18 @@ def test_small_budgets_are_marked_extrapolated(tmp_path: Path) -> None:
     assert all(member["extrapolated"] for member in document["front"])
     assert any("outside the fitted data" in note for note in document["notes"])
     assert all("extrapolated" in row[-1] for row in front_rows(document))
+
+
+def test_disturbed_times_and_vocabularies_without_room_are_noted() -> None:
+    one = scored(1, 3.0, 1000)
+    noisy = replace(one, cost=replace(one.cost, flags=("steal", "drift")))
+    document = front_document(SearchConfig(params=3_000_000, vocabs=(8192, 131_072)), [noisy], [], {})
+    assert document["front"][0]["measurement_flags"] == ["steal", "drift"]
+    assert front_rows(document)[0][-1].endswith("noisy")
+    assert any("disturbed (drift, steal)" in note for note in document["notes"])
+    assert any("has room for a vocabulary of 131,072 within" in note for note in document["notes"])
+    quiet = front_document(SearchConfig(), [one], [], {})
+    assert not any("disturbed" in note or "has room" in note for note in quiet["notes"])
 
 
 def test_rows_have_a_cell_per_header(document: dict[str, Any]) -> None:
