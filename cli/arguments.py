@@ -10,6 +10,7 @@ from typing import Any, NoReturn, TypeVar
 from deepthin.engine.errors import UsageError
 
 T = TypeVar("T")
+N = TypeVar("N", int, float)
 
 SOURCE_HELP = (
     "a shape text (L=30,d=576,heads=9,kv=3,ff=1536,vocab=49152,tied), a public shape's name (smollm2-135m), "
@@ -47,29 +48,22 @@ def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
 
 def whole(low: int, high: int = 1 << 31) -> Callable[[str], int]:
     """An argparse type for whole numbers from ``low`` to ``high``."""
-
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise UsageError(f"{text!r} is no whole number") from None
-        if not low <= value <= high:
-            raise UsageError(f"{value} is outside {low} to {high}")
-        return value
-
-    return argument(parse)
+    return _within(int, "whole number", low, high)
 
 
 def real(low: float, high: float) -> Callable[[str], float]:
     """An argparse type for numbers from ``low`` to ``high``."""
+    return _within(float, "number", low, high)
 
-    def parse(text: str) -> float:
+
+def _within(convert: Callable[[str], N], kind: str, low: N, high: N) -> Callable[[str], N]:
+    def parse(text: str) -> N:
         try:
-            value = float(text)
+            value = convert(text)
         except ValueError:
-            raise UsageError(f"{text!r} is no number") from None
-        if not low <= value <= high:
-            raise UsageError(f"{value:g} is outside {low:g} to {high:g}")
+            raise UsageError(f"{text!r} is no {kind}") from None
+        if not low <= value <= high:  # NaN is outside too
+            raise UsageError(f"{text} is outside {low} to {high}")
         return value
 
     return argument(parse)

@@ -251,6 +251,8 @@ def _curve_table(body: dict[str, Any]) -> str:
         row += [f"{point['params_ratio'] - 1:+.1%}", f"{point['kv_bytes_per_token']:,}"]
         row += [seconds_text(point[key]) for key in LATENCY_KEYS] if timed else []
         rows.append(row)
+    if not rows:
+        return "no other depth has a width of 32 or more with as many block parameters"
     return "the same block parameters at other depths (d to the nearest 32)\n" + table(headers, rows, left=0)
 
 

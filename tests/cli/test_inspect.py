@@ -76,6 +76,10 @@ def test_tables_for_people_name_flags_targets_and_known_numbers(capsys: pytest.C
     assert "qk_norm (the Llama architecture has no query and key norms)" in text
 
 
+def test_a_shape_too_small_for_a_curve_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no other depth has a width of 32 or more" in printed(capsys, "L=1,d=2,heads=1,ff=1,vocab=1")
+
+
 def test_a_model_file_is_accounted_as_stored(smollm2_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = inspected(capsys, str(smollm2_path), "--context", "0")
     stored = found["bytes"]
