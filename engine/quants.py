@@ -57,15 +57,15 @@ def f32_to_bf16(values: F32) -> U16:
 
 def bf16_to_f32(bits: U16) -> F32:
     """The f32 values whose upper halves are ``bits``; same shape."""
-    values: F32 = (bits.astype(np.uint32) << 16).view(np.float32)
-    return values
+    return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def _round(values: F32) -> F32:
     """Round half away from zero, as C's ``roundf`` does (NumPy rounds half to even)."""
     magnitude = np.abs(values)
     floored = np.floor(magnitude)
-    return np.sign(values) * (floored + np.floor(2 * (magnitude - floored)))
+    rounded: F32 = np.sign(values) * (floored + np.floor(2 * (magnitude - floored)))
+    return rounded
 
 
 def _inverse(scale: F32) -> F32:
