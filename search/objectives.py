@@ -76,6 +76,11 @@ class Limits:
             if limit is not None and not limit > 0:
                 raise UsageError(f"{name}: {limit!r} is no limit anything can meet; a number above 0 is needed")
 
+    @property
+    def names(self) -> list[str]:
+        """The limits that are set."""
+        return [name for name, limit in self.to_json().items() if limit is not None]
+
     def violations(self, scored: Scored) -> dict[str, float]:
         """Relative excess by limit: 0.5 is half as much again as allowed, 0 or less is met."""
         found = {}

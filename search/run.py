@@ -70,7 +70,7 @@ class _Run:
         self._quality = config.quality
         self._folder = folder
         self._measure = measure
-        self._study = SearchStudy(folder.journal, space.dimensions, config.seed)
+        self._study = SearchStudy(folder.journal, space.dimensions, config.seed, constrained=bool(config.limits.names))
         self._scored: list[Scored] = []
         self._failures: list[dict[str, str]] = []
         self._keys: set[str] = set()

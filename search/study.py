@@ -43,9 +43,10 @@ class SearchStudy:
         path: the journal; created if absent. Trials that a killed process left open are closed as failed.
         dimensions: the space's free numbers.
         seed: start of every random choice.
+        constrained: whether steps come with violations of soft limits.
     """
 
-    def __init__(self, path: Path, dimensions: Sequence[Dimension], seed: int) -> None:
+    def __init__(self, path: Path, dimensions: Sequence[Dimension], seed: int, *, constrained: bool = False) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         storage = JournalStorage(JournalFileBackend(str(path), lock_obj=cast(Any, _HeldElsewhere())))
         self._study = optuna.create_study(
@@ -55,6 +56,7 @@ class SearchStudy:
             dimension.name: IntDistribution(dimension.low, dimension.high, log=dimension.log) for dimension in dimensions
         }
         self._seed = seed
+        self._constraints_by_function = constrained and not hasattr(Trial, "set_constraint")  # Optuna 4
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             self._study.tell(trial.number, state=TrialState.FAIL)
 
@@ -78,7 +80,9 @@ class SearchStudy:
     ) -> None:
         """Finish a step with its two objectives, both to be minimised, and the relative excess over each soft limit."""
         self._describe(proposal, {"step": step, "kind": _MEASURED, "violations": dict(violations), **facts})
-        if hasattr(proposal.trial, "set_constraint"):  # Optuna 5
+        if self._constraints_by_function:
+            self._study.sampler = self._sampler(step, 0)  # it stores them when the trial ends
+        else:
             for name, violation in violations.items():
                 proposal.trial.set_constraint(name, violation)
         self._study.tell(proposal.trial, list(values))
@@ -102,7 +106,7 @@ class SearchStudy:
 
     def _sampler(self, step: int, attempt: int) -> optuna.samplers.BaseSampler:
         options: dict[str, Any] = {}
-        if not hasattr(Trial, "set_constraint"):  # Optuna 4 reads constraints from a function
+        if self._constraints_by_function:
             options["constraints_func"] = _stored_violations
         with warnings.catch_warnings():  # multivariate and constraints_func were experimental in Optuna 4
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
