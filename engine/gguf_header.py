@@ -204,7 +204,7 @@ class HeaderParser:
         """A string fit to be a name and to stand in a message."""
         name = self._string(what)
         if not 0 < len(name.encode()) <= most or not name.isprintable():
-            raise self._error(f"{what} is {name[:most]!a}; 1 to {most} printable bytes are needed")
+            raise self._error(f"{what} is {name[:60]!a}; 1 to {most} printable bytes are needed")
         return name
 
     def _value(self, key: str) -> MetaValue:

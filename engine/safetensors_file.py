@@ -115,15 +115,13 @@ def _sharded(folder: Path, index: Path, weight_map: Mapping[str, str]) -> dict[s
         tensors.update(shard)
     lost = [tensor for tensor in weight_map if tensor not in tensors]
     if lost:
-        raise FormatError(
-            f"{index}: it places tensor {lost[0][:_MAX_NAME]!r} in {weight_map[lost[0]]!r}, which does not hold it"
-        )
+        raise FormatError(f"{index}: it places tensor {lost[0][:60]!a} in {weight_map[lost[0]]!r}, which does not hold it")
     return tensors
 
 
 def _entry(path: Path, name: str, entry: Any) -> tuple[str, BlockFormat, tuple[int, ...], int, int]:
     if not 0 < len(name) <= _MAX_NAME or not name.isprintable():
-        raise FormatError(f"{path}: a tensor is called {name[:_MAX_NAME]!a}; 1 to {_MAX_NAME} printable characters are needed")
+        raise FormatError(f"{path}: a tensor is called {name[:60]!a}; 1 to {_MAX_NAME} printable characters are needed")
     if not isinstance(entry, dict):
         raise FormatError(f"{path}: the header's entry for tensor '{name}' is no object; the file is damaged")
     dtype: Any = entry.get("dtype")

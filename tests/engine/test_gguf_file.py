@@ -1,3 +1,4 @@
+import time
 from pathlib import Path
 
 import gguf
@@ -25,7 +26,7 @@ from tests.support.gguf_bytes import (
     u32,
     u64,
 )
-from tests.support.refusal import assert_refused
+from tests.support.refusal import MAX_SECONDS, assert_refused
 
 HUGE = 1 << 60
 ONE = [tensor("a", [4], 0, 0)]
@@ -215,3 +216,16 @@ def test_block_sizes_equal_the_gguf_package() -> None:
     shared = theirs.keys() & GGML_TYPES.keys()
     assert {kind: GGML_TYPES[kind] for kind in shared} == {kind: theirs[kind] for kind in shared}
     assert {"F32", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K", "IQ4_XS", "BF16"} <= {theirs[kind][0] for kind in shared}
+
+
+def test_smollm2_cut_at_many_points_is_refused(smollm2_path: Path, tmp_path: Path) -> None:
+    with smollm2_path.open("rb") as file:
+        header = file.read(1_785_664)  # everything before the data
+    path = tmp_path / "model.gguf"
+    for length in [*range(1, len(header), 299_999), len(header) - 1, len(header)]:
+        path.write_bytes(header[:length])
+        start = time.process_time()
+        with pytest.raises(FormatError, match=r"cut short|does not begin"):
+            read_gguf(path)
+        assert time.process_time() - start < MAX_SECONDS
+    assert read_gguf(smollm2_path).tensors["token_embd.weight"].start == len(header)

@@ -18,7 +18,7 @@ A = {"a": entry("F32", [2, 3], 0, 24)}
 
 def test_files_of_the_safetensors_package_read_bit_for_bit(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
-    values = {
+    values: dict[str, np.ndarray] = {
         "a": np.arange(6, dtype=np.float32).reshape(2, 3),
         "b": np.arange(5, dtype=np.float16),
         "z": np.ones((2, 1, 3), np.float32),
