@@ -157,9 +157,14 @@ def _shape(file: GgufFile) -> Shape:
             f"{file.path}: key 'llama.vocab_size' is {file.integer('llama.vocab_size', high=_MAX_VOCAB)}, "
             f"but tensor 'token_embd.weight' has {vocab_size} rows; they must be equal"
         )
+    layers = file.integer("llama.block_count", low=1, high=_MAX_LAYERS)
+    if layers > len(file.tensors):  # before thousands of tensor names are made up only to be missed
+        raise FormatError(
+            f"{file.path}: key 'llama.block_count' is {layers}, but the file has only {len(file.tensors)} tensors"
+        )
     try:
         return Shape(
-            num_layers=file.integer("llama.block_count", low=1, high=_MAX_LAYERS),
+            num_layers=layers,
             hidden_size=width,
             num_heads=heads,
             num_kv_heads=kv_heads,

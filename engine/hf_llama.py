@@ -46,30 +46,34 @@ def model_from_hf_folder(folder: Path) -> Model:
 
 def _canonical(folder: Path, shape: Shape, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors by canonical name; their rows are in canonical order already."""
-    names = {spec.hf_name: spec.name for spec in tensor_specs(shape)}
-    tensors = {}
-    for name, tensor in stored.items():
-        if name in names:
-            tensors[names[name]] = tensor
-        elif name == "lm_head.weight":
-            _require_equal_head(folder, tensor, stored)
-        elif name.endswith(".bias"):
-            raise UnsupportedError(f"{folder}: tensor '{name}' is a bias, which this version does not run")
-        elif not name.endswith(_NO_WEIGHT):
-            raise FormatError(f"{folder}: tensor '{name}' belongs to no part of the model that config.json describes")
-    if not shape.tie_word_embeddings and "output" not in tensors:
+    if shape.num_layers > len(stored):  # before thousands of tensor names are made up only to be missed
         raise FormatError(
-            f"{folder}: tensor 'lm_head.weight' is missing, but config.json says that embedding and head are not tied; "
-            f"should 'tie_word_embeddings' be true?"
+            f"{folder}: config.json announces {shape.num_layers} layers, but there are only {len(stored)} tensors"
         )
-    return tensors
+    specs = {spec.hf_name: spec for spec in tensor_specs(shape)}
+    for name in stored:
+        if name.endswith(".bias"):
+            raise UnsupportedError(f"{folder}: tensor '{name}' is a bias, which this version does not run")
+        if name == "lm_head.weight" and name not in specs:
+            _require_equal_head(folder, stored)
+        elif name not in specs and not name.endswith(_NO_WEIGHT):
+            raise FormatError(f"{folder}: tensor '{name}' belongs to no part of the model that config.json describes")
+    for name, spec in specs.items():
+        if name not in stored:
+            advice = "; should 'tie_word_embeddings' be true?" if spec.role == "head" else ""
+            raise FormatError(f"{folder}: tensor '{name}' is missing, but config.json describes a model that has it{advice}")
+        if stored[name].dims != spec.dims:
+            raise FormatError(
+                f"{folder}: tensor '{name}' has dimensions {list(stored[name].dims)}, but config.json needs {list(spec.dims)}; "
+                f"do they belong together?"
+            )
+    return {spec.name: stored[name] for name, spec in specs.items()}
 
 
-def _require_equal_head(folder: Path, head: Tensor, stored: Mapping[str, Tensor]) -> None:
+def _require_equal_head(folder: Path, stored: Mapping[str, Tensor]) -> None:
     """Accept a head beside a tied embedding only as a copy of it."""
-    embedding = stored.get("model.embed_tokens.weight")
-    same = embedding is not None and head.format is embedding.format and head.dims == embedding.dims
-    if not (same and embedding is not None and np.array_equal(head.data, embedding.data)):
+    head, embedding = stored["lm_head.weight"], stored.get("model.embed_tokens.weight")
+    if embedding is None or head.format is not embedding.format or not np.array_equal(head.data, embedding.data):
         raise FormatError(
             f"{folder}: config.json ties embedding and head, but 'lm_head.weight' differs from 'model.embed_tokens.weight'; "
             f"should 'tie_word_embeddings' be false?"

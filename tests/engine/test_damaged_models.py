@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from deepthin.engine.errors import FormatError, UnsupportedError
 from deepthin.engine.load import load_model
 from deepthin.engine.model import Model
+from deepthin.engine.tokenizer import Tokenizer
 from tests.support.gguf_bytes import BOOL, STRING, UINT32, key, key_array, key_f32, key_text, key_u32, llama_file, string, u32
 from tests.support.hf_folders import write_hf_folder
 from tests.support.refusal import assert_one_line
@@ -89,6 +90,8 @@ def assert_loads_or_says_why(path: Path) -> bool:
     """Whether it loads; anything but a whole Model or a one-line refusal fails."""
     try:
         model = load_model(path)
+        if model.tokenizer is not None:
+            Tokenizer(model.tokenizer).encode("ab a\n")
     except (FormatError, UnsupportedError) as error:
         assert_one_line(str(error))
         return False

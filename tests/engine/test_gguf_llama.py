@@ -191,6 +191,11 @@ CONTRADICTIONS: dict[str, tuple[Keys, Dims, str]] = {
     ),
     "blocks_2_32": (_k("llama.block_count", key_u32("llama.block_count", 0xFFFFFFFF)), {}, "'llama.block_count' is 4294967295"),
     "blocks_2": (_k("llama.block_count", key_u32("llama.block_count", 2)), {}, "'blk.1.attn_norm' is missing"),
+    "blocks_4096": (
+        _k("llama.block_count", key_u32("llama.block_count", 4096)),
+        {},
+        "is 4096, but the file has only 11 tensors",
+    ),
     "blocks_0": (_k("llama.block_count", key_u32("llama.block_count", 0)), {}, "'llama.block_count' is 0"),
     "blocks_text": (_k("llama.block_count", key_text("llama.block_count", "1")), {}, "holds string, but a whole number"),
     "width_other": (_k("llama.embedding_length", key_u32("llama.embedding_length", 4)), {}, "dimensions|head_dim|needs"),

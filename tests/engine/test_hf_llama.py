@@ -63,8 +63,13 @@ def test_a_copy_of_the_embedding_and_old_buffers_are_let_through(tmp_path: Path)
 
 
 WEIGHT_ERRORS: dict[str, tuple[dict[str, Any], Mapping[str, Any], str, type[Exception]]] = {
-    "missing": ({"model.norm.weight": None}, {}, "tensor 'output_norm' is missing", FormatError),
-    "no_head": ({}, {"tie_word_embeddings": False}, "'lm_head.weight' is missing, but .* not tied", FormatError),
+    "missing": ({"model.norm.weight": None}, {}, "tensor 'model.norm.weight' is missing", FormatError),
+    "no_head": (
+        {},
+        {"tie_word_embeddings": False},
+        "'lm_head.weight' is missing, .* 'tie_word_embeddings' be true",
+        FormatError,
+    ),
     "other_head": ({"lm_head.weight": np.zeros((96, 64), np.float32)}, {}, "'lm_head.weight' differs", FormatError),
     "narrow_head": ({"lm_head.weight": np.zeros((96, 32), np.float32)}, {}, "'lm_head.weight' differs", FormatError),
     "bias": (
@@ -74,19 +79,30 @@ WEIGHT_ERRORS: dict[str, tuple[dict[str, Any], Mapping[str, Any], str, type[Exce
         UnsupportedError,
     ),
     "foreign": ({"vision.weight": np.zeros(4, np.float32)}, {}, "'vision.weight' belongs to no part", FormatError),
-    "more_layers": ({}, {"num_hidden_layers": 3}, "'blk.2.attn_norm' is missing", FormatError),
+    "more_layers": ({}, {"num_hidden_layers": 3}, "'model.layers.2.input_layernorm.weight' is missing", FormatError),
+    "many_layers": ({}, {"num_hidden_layers": 4096}, "announces 4096 layers, but there are only 20 tensors", FormatError),
     "fewer_layers": ({}, {"num_hidden_layers": 1}, "'model.layers.1.* belongs to no part", FormatError),
-    "wider": ({}, {"hidden_size": 128}, r"dimensions \[96, 64\], but the shape needs \[96, 128\]", FormatError),
-    "vocabulary": ({}, {"vocab_size": 97}, r"'token_embd' has dimensions \[96, 64\]", FormatError),
-    "kv_heads": ({}, {"num_key_value_heads": 4}, r"'blk.0.attn_k' has dimensions \[32, 64\]", FormatError),
-    "inner": ({}, {"intermediate_size": 64}, r"'blk.0.ffn_up' has dimensions|'blk.0.ffn_gate' has dimensions", FormatError),
+    "wider": ({}, {"hidden_size": 128}, r"dimensions \[96, 64\], but config.json needs \[96, 128\]", FormatError),
+    "vocabulary": ({}, {"vocab_size": 97}, r"'model.embed_tokens.weight' has dimensions \[96, 64\]", FormatError),
+    "kv_heads": (
+        {},
+        {"num_key_value_heads": 4},
+        r"k_proj.weight' has dimensions \[32, 64\], but config.json needs \[64, 64\]",
+        FormatError,
+    ),
+    "inner": ({}, {"intermediate_size": 64}, r"mlp.[a-z]*_proj.weight' has dimensions", FormatError),
     "transposed": (
         {"model.layers.0.mlp.up_proj.weight": np.zeros((64, 96), np.float32)},
         {},
-        "'blk.0.ffn_up' has",
+        "up_proj.weight' has",
         FormatError,
     ),
-    "flat": ({"model.norm.weight": np.zeros((64, 1), np.float32)}, {}, r"'output_norm' has dimensions \[64, 1\]", FormatError),
+    "flat": (
+        {"model.norm.weight": np.zeros((64, 1), np.float32)},
+        {},
+        r"'model.norm.weight' has dimensions \[64, 1\]",
+        FormatError,
+    ),
     "architecture": ({}, {"architectures": ["GPT2LMHeadModel"]}, "architecture is 'GPT2LMHeadModel'", UnsupportedError),
     "llama3_rope": ({}, {"rope_scaling": {"rope_type": "llama3"}}, "'rope_scaling' asks for", UnsupportedError),
 }
