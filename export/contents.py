@@ -77,21 +77,22 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class FactDifference:
-    """A fact on which a file and the truth disagree."""
+    """A fact on which ``file`` and ``base``, the model taken for the truth, disagree."""
 
     file: str
     name: str
     found: Any
+    base: str
     wanted: Any
 
     @property
     def text(self) -> str:
         """One clause for people."""
-        return f"{self.file}: {self.name} is {self.found}, but {self.wanted} everywhere it is right"
+        return f"{self.file}: {self.name} is {self.found}, but {self.wanted} in {self.base}"
 
     def to_json(self) -> dict[str, Any]:
         """As an entry of ``facts``."""
-        return {"file": self.file, "name": self.name, "found": self.found, "wanted": self.wanted}
+        return {"file": self.file, "name": self.name, "found": self.found, "base": self.base, "wanted": self.wanted}
 
 
 def model_files(manifest: Manifest) -> list[ModelFile]:
@@ -128,24 +129,24 @@ def read_contents(root: Path, file: ModelFile, shape: Shape) -> Contents:
     return Contents(file, onnx_facts(graph, shape), None, graph)
 
 
-def compare_facts(shape: Shape, contents: Contents) -> list[FactDifference]:
-    """Facts of ``contents`` that are not as ``shape`` has them, in the order they were read."""
+def compare_facts(base: str, shape: Shape, contents: Contents) -> list[FactDifference]:
+    """Facts of ``contents`` that are not as ``shape``, read from ``base``, has them; in the order they were read."""
     wanted = {name: getattr(shape, name) for name in _SHAPE_FACTS}
     wanted |= {"rope_interleaved": 0, "attention_window": -1, "attention_softcap": 0.0, "attention_scale": 0.0}
     found = dict(contents.facts)
     if _is_same(found.get("attention_scale"), 1 / math.sqrt(shape.head_dim)):
         found["attention_scale"] = 0.0  # the default, spelled out
     return [
-        FactDifference(contents.file.path, name, value, wanted[name])
+        FactDifference(contents.file.path, name, value, base, wanted[name])
         for name, value in found.items()
         if not _is_same(value, wanted[name])
     ]
 
 
-def manifest_facts(listed: Shape, read: Shape) -> list[FactDifference]:
-    """Where the shape in the manifest is not that of the base, which is what runtimes see."""
+def manifest_facts(base: str, listed: Shape, read: Shape) -> list[FactDifference]:
+    """Where the shape in the manifest is not the one read from ``base``, which is what runtimes see."""
     pairs = {name: (getattr(listed, name), getattr(read, name)) for name in _SHAPE_FACTS}
-    return [FactDifference("manifest.json", name, a, b) for name, (a, b) in pairs.items() if not _is_same(a, b)]
+    return [FactDifference("manifest.json", name, a, base, b) for name, (a, b) in pairs.items() if not _is_same(a, b)]
 
 
 def _is_same(found: Any, wanted: Any) -> bool:

@@ -21,7 +21,7 @@ _MATMULS = ("MatMul", "FusedMatMul", "Gemm", "MatMulNBits")
 _TABLES = ("Gather", "GatherBlockQuantized")
 _ROTARY = ("GroupQueryAttention", "RotaryEmbedding")
 _TABLE_TOLERANCE = 1e-6  # an f32 cosine may round either way
-_ANGLE_TOLERANCE = 1e-4  # relative, of a base recovered from one f32 sine
+_RECOVERED_TOLERANCE = 1e-2  # a base recovered from one f32 sine is off by some 1e-6, which grows with the position
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ def onnx_facts(contents: OnnxContents, shape: Shape) -> dict[str, Any]:
     """What the graph fixes beside weights, in the terms of ``Shape`` where it has them.
 
     A fact that operators disagree on is a sorted list of what they say. ``rope_theta`` is recovered from the tables; it is
-    that of ``shape`` exactly when the tables are, and ``"not a rotary table"`` when no base explains them.
+    that of ``shape`` exactly when the tables are, and words when no base explains them.
     """
     attention = [_attributes(node) for node in contents.nodes if node.op_type == "GroupQueryAttention"]
     facts: dict[str, Any] = {
@@ -173,11 +173,16 @@ def _epsilons(contents: OnnxContents) -> list[float]:
     for node in contents.nodes:
         attributes = _attributes(node)
         if "epsilon" in attributes:
-            found.append(float(attributes["epsilon"]))
+            found.append(_shortest(attributes["epsilon"]))
         elif node.op_type == "Add" and any(_op_behind(contents, name) == "ReduceMean" for name in node.input):
             constants = [values for name in node.input if (values := contents.array(name)) is not None]
-            found += [float(values.reshape(-1)[0]) for values in constants if values.size == 1]
+            found += [_shortest(values.reshape(-1)[0]) for values in constants if values.size == 1]
     return found
+
+
+def _shortest(value: float) -> float:
+    """The shortest decimal number that is the same f32, such as 1e-06 for 9.999999974752427e-07."""
+    return float(str(np.float32(value)))
 
 
 def _op_behind(contents: OnnxContents, name: str) -> str:
@@ -195,29 +200,30 @@ def _interleaved_key(node: Any) -> str:
 
 
 def _rope_theta(cos: npt.NDArray[Any], sin: npt.NDArray[Any], shape: Shape) -> Any:
-    """The base behind the tables cos and sin [positions, E / 2]."""
-    if _tables_match(cos, sin, shape.rope_theta, shape.head_dim):
-        return shape.rope_theta
-    if cos.shape != sin.shape or cos.ndim != 2 or min(cos.shape) < 2:
+    """The base behind the tables cos and sin [positions, E / 2]; words when there is none."""
+    if cos.shape != sin.shape or cos.ndim != 2 or cos.shape[1] != shape.head_dim // 2 or len(cos) < 2:
         return "not a rotary table"
+    good = _rows_that_match(cos, sin, shape.rope_theta, _TABLE_TOLERANCE)
+    if good == len(cos):
+        return shape.rope_theta
+    if good > 1:
+        return f"{shape.rope_theta} up to position {good - 1} only"
     pairs = cos.shape[1]
     slowest = float(np.arctan2(sin[1, -1], cos[1, -1]))  # theta^(-(pairs - 1) / pairs) radians per position
-    if not 0 < slowest < 1:
-        return "not a rotary table"
-    theta = slowest ** (-pairs / (pairs - 1))
-    rounded = float(f"{theta:.3g}")
-    for candidate in (rounded, theta):
-        if _tables_match(cos[:2], sin[:2], candidate, 2 * pairs, tolerance=_ANGLE_TOLERANCE):
-            return candidate
+    if pairs > 1 and 0 < slowest < 1:
+        theta = slowest ** (-pairs / (pairs - 1))
+        for candidate in (float(f"{theta:.3g}"), theta):
+            if _rows_that_match(cos, sin, candidate, _RECOVERED_TOLERANCE) == len(cos):
+                return candidate
     return "not a rotary table"
 
 
-def _tables_match(cos: F64, sin: F64, theta: float, head_dim: int, tolerance: float = _TABLE_TOLERANCE) -> bool:
-    rates = theta ** (-np.arange(0, head_dim, 2) / head_dim)
+def _rows_that_match(cos: F64, sin: F64, theta: float, tolerance: float) -> int:
+    """How many rows from the first on are those of base ``theta``."""
+    rates = theta ** (-np.arange(cos.shape[1]) / cos.shape[1])
     angles = np.arange(len(cos))[:, None] * rates[None, :]
-    if cos.shape != angles.shape or sin.shape != angles.shape:
-        return False
-    return bool(np.abs(cos - np.cos(angles)).max() <= tolerance and np.abs(sin - np.sin(angles)).max() <= tolerance)
+    wrong = ~(np.maximum(np.abs(cos - np.cos(angles)), np.abs(sin - np.sin(angles))).max(axis=1) <= tolerance)
+    return int(wrong.argmax()) if wrong.any() else len(cos)
 
 
 def _attributes(node: Any) -> dict[str, Any]:

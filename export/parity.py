@@ -20,6 +20,8 @@ import numpy.typing as npt
 from deepthin.engine.arrays import F64
 from deepthin.export.tolerances import Budget
 
+_FAIR_PART = 0.1  # of the mean over all positions
+
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
@@ -92,14 +94,18 @@ def compare_logits(reference: F64, other: npt.NDArray[Any], budget: Budget) -> P
     by_position = _ratio(squares, norms)
     kl = _kl_divergence(r, x)
     shortfall = _shortfall(r, x)
-    parted = _first_divergence(by_position, kl, shortfall, bad_rows, budget)
     nmse = float(_ratio(squares.sum(), norms.sum()))
     if bad_rows.size:
         nmse = float("inf")
+    parted = _first_divergence(by_position, kl, shortfall, bad_rows, budget)
     why = _broken_limit(nmse, float(kl.mean()), parted, budget)
-    if why and parted is None:  # the whole is beyond its limit, so some position is beyond it too
-        tighter = replace(budget, position_nmse=budget.nmse, position_kl=budget.kl)
-        parted = _first_divergence(by_position, kl, shortfall, bad_rows, tighter)
+    if why:  # the whole is beyond its limit: the first position that takes a fair part in it is where it began
+        closer = replace(
+            budget,
+            position_nmse=min(budget.position_nmse, max(budget.nmse, _FAIR_PART * nmse)),
+            position_kl=min(budget.position_kl, max(budget.kl, _FAIR_PART * float(kl.mean()))),
+        )
+        parted = _first_divergence(by_position, kl, shortfall, bad_rows, closer)
     return ParityReport(
         num_positions=len(r),
         max_abs=float("inf") if bad_rows.size else float(np.abs(x - r).max()),
@@ -145,11 +151,11 @@ def _first_divergence(
 ) -> Divergence | None:
     found = [Divergence(int(at), "a logit is not finite") for at in bad_rows[:1]]
     found += [
-        Divergence(int(at), f"NMSE {by_position[at]:.2g} there, limit {budget.position_nmse:.2g}")
+        Divergence(int(at), f"NMSE {by_position[at]:.2g} there")
         for at in np.flatnonzero(by_position > budget.position_nmse)[:1]
     ]
     found += [
-        Divergence(int(at), f"KL {kl[at]:.2g} nats there, limit {budget.position_kl:.2g}")
+        Divergence(int(at), f"KL {kl[at]:.2g} nats there")
         for at in np.flatnonzero(kl > budget.position_kl)[:1]
     ]
     found += [
@@ -164,7 +170,7 @@ def _broken_limit(nmse: float, kl: float, parted: Divergence | None, budget: Bud
         return f"NMSE {nmse:.2g} over all positions, limit {budget.nmse:.2g}"
     if kl > budget.kl:
         return f"mean KL {kl:.2g} nats, limit {budget.kl:.2g}"
-    return f"at position {parted.position}: {parted.why}" if parted else ""
+    return f"position {parted.position} is beyond the limit for one position: {parted.why}" if parted else ""
 
 
 def _finite(value: float) -> float | None:

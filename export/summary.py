@@ -12,18 +12,15 @@ _MAX_LINES = 12  # of one kind; the document has them all
 def summarize(found: Findings) -> tuple[list[str], dict[str, Any] | None]:
     """Lines for people, the verdict first; and the first parting as JSON, None when there is none."""
     parting = _first_parting(found)
-    lines = [_verdict(found, parting)]
+    lines = [_verdict(found, parting), *_suspicion(found)]
     lines += _limited([f"checksum: {check.path}: {check.why}" for check in found.checks if not check.ok])
     lines += _limited([f"unreadable: {why}" for why in found.unreadable.values()])
     lines += _limited([f"differs: {difference.text}" for difference in found.facts])
     lines += _limited([f"differs: {file}: {item.tensor}: {item.why}" for file, item in found.weights.items() if item])
-    lines += _suspicion(found)
     lines += [f"failed: reference: {found.no_reference}"] if found.no_reference else []
     lines += _limited([f"failed: {state.name}: {state.why}" for state in found.runtimes if state.status == "failed"])
     lines += _limited([f"logits: {text}" for text in _broken_pairs(found)])
-    lines += [
-        f"skipped: {state.name}: {state.why}; nothing is said about it" for state in found.runtimes if state.status == "skipped"
-    ]
+    lines += [f"skipped: {state.name}: {state.why}" for state in found.runtimes if state.status == "skipped"]
     if found.unlisted:
         lines.append(
             f"note: {found.unlisted[0]!r} is not in the manifest ({len(found.unlisted)} such files); nobody vouches for it"
@@ -36,8 +33,10 @@ def _first_parting(found: Findings) -> dict[str, Any] | None:
     parted = [pair for pair in found.pairs if pair.report is not None and pair.report.first_divergence is not None]
     if parted:
         pair = min(parted, key=_position)  # the first one listed among equals
-        where = {"runtime": pair.runtime, "file": pair.file, "phase": pair.phase, "position": _position(pair)}
-        return {**where, "why": pair.report.first_divergence.why if pair.report and pair.report.first_divergence else ""}
+        report = pair.report
+        if report is not None and report.first_divergence is not None:
+            where = {"runtime": pair.runtime, "file": pair.file, "phase": pair.phase, "position": _position(pair)}
+            return {**where, "why": f"{report.first_divergence.why}; {report.why}"}
     for pair in found.pairs:
         if not pair.ok:
             return {"runtime": pair.runtime, "file": pair.file, "phase": pair.phase, "position": None, "why": pair.why}
@@ -45,7 +44,7 @@ def _first_parting(found: Findings) -> dict[str, Any] | None:
         if item is not None:
             return {"runtime": None, "file": file, "phase": None, "position": None, "why": f"{item.tensor}: {item.why}"}
     for fact in found.facts:
-        why = f"{fact.name} is {fact.found} instead of {fact.wanted}"
+        why = f"{fact.name} is {fact.found}, but {fact.wanted} in {fact.base}"
         return {"runtime": None, "file": fact.file, "phase": None, "position": None, "why": why}
     for path, why in [*found.unreadable.items(), *((check.path, check.why) for check in found.checks if not check.ok)]:
         return {"runtime": None, "file": path, "phase": None, "position": None, "why": why}
@@ -86,7 +85,8 @@ def _suspicion(found: Findings) -> list[str]:
         return [f"suspect: all others agree on {tensors.pop()} against {found.base}, so {found.base} itself looks changed"]
     for name in dict.fromkeys(fact.name for fact in found.facts):
         same = [fact for fact in found.facts if fact.name == name]
-        if len(others) > 1 and len({str(fact.found) for fact in same}) == 1 and len(same) >= len(others):
+        files = {fact.file for fact in same} >= {file for file in found.weights if file != found.base}
+        if len(others) > 1 and files and len({str(fact.found) for fact in same}) == 1:
             return [f"suspect: all others have {name} {same[0].found}, so {found.base} itself looks changed"]
     return []
 

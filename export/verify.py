@@ -134,10 +134,10 @@ def _check_models(
             found.base = file.path
             if contents.model is not None:
                 shape = contents.model.shape
-                found.facts += manifest_facts(manifest.shape, shape)
+                found.facts += manifest_facts(found.base, manifest.shape, shape)
             truth = Truth(shape, dict(weights), ids)
         else:
-            found.facts += compare_facts(shape, contents)
+            found.facts += compare_facts(found.base, shape, contents)
         _check_one(root, contents, weights, truth, ids, found, pool, say)
 
 
