@@ -74,6 +74,7 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
     stop = () if options.ignore_eos or spec is None or spec.eos_id is None else (spec.eos_id,)
     sampling = Sampling(temperature=options.temperature, top_k=options.top_k, top_p=options.top_p)
     with Decoder(model, threads=options.threads, context=context) as decoder:
+        decoder.prefill(ids[:1])  # compiles what is not cached yet, so that no time below holds it
         printer = None if options.json else _Printer(tokenizer, progress)
         done = generate(decoder, ids, options.num_tokens, sampling=sampling, seed=options.seed, stop=stop, on_token=printer)
         threads, simd = decoder.threads, decoder.simd
