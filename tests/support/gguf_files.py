@@ -13,11 +13,8 @@ from deepthin.engine.model import Model, TokenizerSpec
 from deepthin.engine.tensors import gguf_row_order, tensor_specs
 
 
-def write_gguf(path: Path, model: Model, *, extra: Mapping[str, Any] | None = None, skip: tuple[str, ...] = ()) -> Path:
-    """``model`` as the ``gguf`` package writes it; ``extra`` adds or replaces metadata, ``skip`` leaves tensors out.
-
-    Values of ``extra`` are (GGUFValueType, value), (ARRAY, value) or None to leave a key out.
-    """
+def write_gguf(path: Path, model: Model) -> Path:
+    """``model`` as the ``gguf`` package writes it, with a vocabulary where it has one."""
     shape = model.shape
     kinds = gguf.GGUFValueType
     writer = gguf.GGUFWriter(None, "llama")
@@ -39,10 +36,8 @@ def write_gguf(path: Path, model: Model, *, extra: Mapping[str, Any] | None = No
     }
     if model.tokenizer is not None:
         metadata |= tokenizer_metadata(model.tokenizer)
-    _add(writer, {**metadata, **(extra or {})})
+    _add(writer, metadata)
     for spec in tensor_specs(shape):
-        if spec.name in skip:
-            continue
         tensor = model.tensors[spec.name]
         data = tensor.data[gguf_row_order(spec.dims[0], spec.rope_heads)] if spec.rope_heads else tensor.data
         kind = gguf.GGMLQuantizationType(tensor.format.gguf_type)
@@ -80,16 +75,11 @@ def tokenizer_metadata(spec: TokenizerSpec) -> dict[str, Any]:
 
 
 def _add(writer: Any, metadata: Mapping[str, Any]) -> None:
-    for key, entry in metadata.items():
-        if entry is None:
-            continue
-        kind, value = entry
+    for key, (kind, value) in metadata.items():
         if kind == gguf.GGUFValueType.ARRAY:
             writer.add_array(key, value)
-        elif key != "general.architecture":
-            writer.add_key_value(key, value, kind)
         else:
-            writer.kv_data[0][key].value = value
+            writer.add_key_value(key, value, kind)
 
 
 def _finish(writer: Any, path: Path, *, tensors: bool) -> None:
