@@ -64,6 +64,8 @@ def read_onnx(path: Path) -> OnnxContents:
         proto = onnx.load(str(path))
     except (DecodeError, onnx.checker.ValidationError, OSError, ValueError) as error:
         raise FormatError(f"{path}: it is not a readable ONNX model ({' '.join(str(error).split())[:200]})") from None
+    if not proto.graph.node:
+        raise FormatError(f"{path}: it is not a readable ONNX model (it has no graph)")
     contents = OnnxContents(path, list(proto.graph.node), {item.name: item for item in proto.graph.initializer})
     contents.made_by = {name: node for node in contents.nodes for name in node.output if name}
     return contents
@@ -212,7 +214,7 @@ def _rope_theta(cos: npt.NDArray[Any], sin: npt.NDArray[Any], shape: Shape) -> A
     slowest = float(np.arctan2(sin[1, -1], cos[1, -1]))  # theta^(-(pairs - 1) / pairs) radians per position
     if pairs > 1 and 0 < slowest < 1:
         theta = slowest ** (-pairs / (pairs - 1))
-        for candidate in (float(f"{theta:.3g}"), theta):
+        for candidate in (float(f"{theta:.5g}"), theta):
             if _rows_that_match(cos, sin, candidate, _RECOVERED_TOLERANCE) == len(cos):
                 return candidate
     return "not a rotary table"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from deepthin.engine.arrays import F32, F64
-from deepthin.engine.formats import format_named
+from deepthin.engine.formats import F32 as F32_FORMAT
+from deepthin.engine.formats import BlockFormat, format_named
 from deepthin.engine.model import Tensor
 from deepthin.engine.reference import Reference
 from deepthin.engine.shape import Shape
@@ -21,11 +23,13 @@ class Truth:
     Args:
         shape: of the weights.
         base: f32 by canonical name, from the most exact file of the bundle.
+        base_quant: what that file stores.
         ids: token ids that logits are wanted for.
     """
 
-    def __init__(self, shape: Shape, base: Mapping[str, F32], ids: Sequence[int]) -> None:
+    def __init__(self, shape: Shape, base: Mapping[str, F32], base_quant: str, ids: Sequence[int]) -> None:
         self.shape, self._base, self._ids = shape, base, list(ids)
+        self._base_format = format_named(base_quant)
         self._key: tuple[str, str] | None = None
         self._weights: dict[str, F32] = {}
         self._logits: F64 | None = None
@@ -33,19 +37,27 @@ class Truth:
     def weights(self, file: ModelFile, found: Mapping[str, F32]) -> Mapping[str, F32]:
         """What ``file`` should hold: the base quantised to its format and dequantised again.
 
-        Where the base already consists of values of that format, an exporter may keep its blocks instead of rounding a
-        second time: a tensor of ``found`` that equals the base exactly is right too. The first file of a format decides;
-        the others must hold the same.
+        Two exceptions, both for whole tensors of ``found``. One that equals the base is right: where the base already
+        consists of values of that format, an exporter may keep its blocks instead of rounding a second time. And when the base
+        is rounded itself, the weights behind it are unknown, so whatever lies as near to it as both roundings allow is
+        right. The first file of a format decides; the others must hold the same bits.
         """
         key = (file.quant, "hf" if file.kind == "hf" and file.quant != "f32" else "")
         if key != self._key:
             self._key, self._logits, self._weights = key, None, {}
             for spec in tensor_specs(self.shape):
-                base = self._base[spec.name]
-                kept = found.get(spec.name)
-                same = kept is not None and np.array_equal(kept, base)
-                self._weights[spec.name] = base if same else _rounded(spec, base, file)
+                self._weights[spec.name] = self._wanted(spec, file, found.get(spec.name))
         return self._weights
+
+    def _wanted(self, spec: TensorSpec, file: ModelFile, found: F32 | None) -> F32:
+        base, body = self._base[spec.name], format_named(file.quant)
+        fmt = body if file.kind == "hf" else stored_format(spec, body)  # a Hugging Face folder stores norms as everything else
+        if found is not None and found.shape == base.shape:
+            if np.array_equal(found, base):
+                return base
+            if self._base_format is not F32_FORMAT and _is_near(base, found, fmt, self._base_format):
+                return found.copy()
+        return base if fmt is F32_FORMAT else Tensor.from_values(base, fmt).dequantize()
 
     def logits(self) -> F64:
         """Reference logits f64 [S, V] on the weights asked for last."""
@@ -54,7 +66,12 @@ class Truth:
         return self._logits
 
 
-def _rounded(spec: TensorSpec, base: F32, file: ModelFile) -> F32:
-    body = format_named(file.quant)
-    fmt = body if file.kind == "hf" else stored_format(spec, body)  # a Hugging Face folder stores norms as everything else
-    return base if fmt.name == "f32" else Tensor.from_values(base, fmt).dequantize()
+def _is_near(base: F32, found: F32, fmt: BlockFormat, base_format: BlockFormat) -> bool:
+    """Whether both can be roundings of the same weights: no further apart, block by block, than the formats allow."""
+    group = math.lcm(fmt.block_elements, base_format.block_elements)
+    if base.shape[-1] % group:
+        return False
+    blocks, others = base.reshape(-1, group), found.reshape(-1, group)
+    largest = np.maximum(np.abs(blocks).max(axis=1), np.abs(others).max(axis=1))
+    limit = (fmt.max_error + base_format.max_error) * (1 + base_format.max_error) * largest
+    return bool((np.abs(blocks - others).max(axis=1) <= limit).all())

@@ -135,7 +135,7 @@ def _check_models(
             if contents.model is not None:
                 shape = contents.model.shape
                 found.facts += manifest_facts(found.base, manifest.shape, shape)
-            truth = Truth(shape, dict(weights), ids)
+            truth = Truth(shape, dict(weights), file.quant, ids)
         else:
             found.facts += compare_facts(found.base, shape, contents)
         _check_one(root, contents, weights, truth, ids, found, pool, say)
