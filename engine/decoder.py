@@ -30,7 +30,6 @@ from deepthin.engine.simd import Q8_BIAS, W
 # of them lost its core; between tokens Python samples for some 50 us
 _SPIN_S = 50e-6
 _IDLE_SPIN_S = 300e-6
-_LOGIT_ROWS = 32
 
 
 def default_threads() -> int:
@@ -56,7 +55,8 @@ class Runner:
         self.context = -(-context // W) * W
         hidden, inner, vocab = _padded(shape.hidden_size), _padded(shape.intermediate_size), _padded(shape.vocab_size)
         head, q_size, kv_size = _padded(shape.head_dim), _padded(shape.q_size), _padded(shape.kv_size)
-        widest = max(hidden, inner, q_size, head)
+        widest = -(-max(hidden, inner, q_size, 32) // 32) * 32
+        scratch = max(threads, k.ROWS)
         self.vocab_padded = vocab
         rate = cycles_per_second()
         self.ints = np.zeros(k.NUM_INTS, np.int64)
@@ -71,10 +71,11 @@ class Runner:
             (k.CONTEXT, self.context),
             (k.SPIN, int(_SPIN_S * rate)),
             (k.IDLE_SPIN, int(_IDLE_SPIN_S * rate)),
+            (k.WIDEST, widest),
         ):
             self.ints[index] = value
-        self.tokens = np.zeros(_LOGIT_ROWS, np.int64)
-        self.logits = _f32(_LOGIT_ROWS * vocab)
+        self.tokens = np.zeros(k.ROWS, np.int64)
+        self.logits = _f32(k.ROWS * vocab)
         self.stamps = np.zeros(plan.num_blocks + 3, np.int64)
         self.ctl = aligned_bytes(CTL_WORDS * 4).view(np.int32)
         cosine, sine = rope_tables(shape, self.context)
@@ -83,11 +84,12 @@ class Runner:
         self.arrays: tuple[Any, ...] = (
             self.ctl, self.ints, np.float32(shape.rms_norm_eps), self.tokens, plan.ops, plan.arena, plan.norms.reshape(-1),
             cosine, sine,
-            _f32(hidden), _f32(q_size + 2 * kv_size), _f32(max(q_size, hidden)), _f32(inner), _f32(max(inner, hidden)),
+            _f32(k.ROWS * hidden), _f32(k.ROWS * (q_size + 2 * kv_size)),
+            _f32(k.ROWS * widest), _f32(k.ROWS * widest), _f32(k.ROWS * widest),
             self.logits, self.keys, self.values,
-            _rows(threads, widest, np.float32), _rows(threads, widest, np.int8),
-            _rows(threads, widest // 32 + 1, np.float32), _rows(threads, widest // 32 + 1, np.int32),
-            _rows(threads, self.context, np.float32), _rows(threads, head, np.float32),
+            _f32(scratch * widest), aligned_bytes(scratch * widest).view(np.int8),
+            _f32(scratch * widest // 32), aligned_bytes(scratch * widest // 32 * 4).view(np.int32),
+            _rows(threads, self.context, np.float32), _rows(threads, 2 * head, np.float32),
             self.stamps,
         )  # fmt: skip
         self._workers = [
@@ -147,8 +149,8 @@ class Decoder:
             UsageError: no ids, an id outside the vocabulary, or no room left in the cache.
         """
         tokens = self._checked(ids)
-        for start in range(0, len(tokens), _LOGIT_ROWS):
-            part = tokens[start : start + _LOGIT_ROWS]
+        for start in range(0, len(tokens), k.ROWS):
+            part = tokens[start : start + k.ROWS]
             last = start + len(part) == len(tokens)
             self._append(part, k.LOGITS_LAST if last else k.LOGITS_NONE)
         return self._runner.logits[: self.shape.vocab_size]
@@ -161,10 +163,10 @@ class Decoder:
         """Append ``ids`` and return the logits f32 [S, V] after each of them."""
         tokens = self._checked(ids)
         out = np.empty((len(tokens), self.shape.vocab_size), np.float32)
-        for start in range(0, len(tokens), _LOGIT_ROWS):
-            part = tokens[start : start + _LOGIT_ROWS]
+        for start in range(0, len(tokens), k.ROWS):
+            part = tokens[start : start + k.ROWS]
             self._append(part, k.LOGITS_ALL)
-            rows = self._runner.logits.reshape(_LOGIT_ROWS, -1)[: len(part), : self.shape.vocab_size]
+            rows = self._runner.logits.reshape(k.ROWS, -1)[: len(part), : self.shape.vocab_size]
             out[start : start + len(part)] = rows
         return out
 

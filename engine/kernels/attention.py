@@ -11,18 +11,33 @@ from __future__ import annotations
 import numpy as np
 
 from deepthin.engine.jit import kernel
-from deepthin.engine.simd import W, add, exp, fma, load_f32, maximum, mul, reduce_add, reduce_max, splat, store_f32, sub
+from deepthin.engine.simd import (
+    W,
+    add,
+    exp,
+    fma,
+    load_f32,
+    maximum,
+    mul,
+    never_inline,
+    reduce_add,
+    reduce_max,
+    splat,
+    store_f32,
+    sub,
+)
 
 
 @kernel
-def attend(out, out_at, q, keys, keys_at, values, values_at, num_positions, head_dim, scores, row):
+def attend(out, out_at, q, keys, keys_at, values, values_at, num_positions, head_dim, scores, row_at):
     """Out = softmax(q · keys) values.
 
     Shapes:
         out     f32, head_dim values written at ``out_at``
-        q       f32 [E]            rotated, already divided by sqrt(E)
-        scores  f32 [P padded]     scratch        row  f32 [E padded]  scratch
+        q       f32 [E]            rotated, already divided by sqrt(E); [E padded] of scratch from ``row_at`` on
+        scores  f32 [P padded]     scratch
     """
+    never_inline()
     tiles = (num_positions + W - 1) // W
     for t in range(tiles):
         at = keys_at + t * head_dim * W
@@ -60,16 +75,16 @@ def attend(out, out_at, q, keys, keys_at, values, values_at, num_positions, head
             a1 = fma(weight, load_f32(values, at + W), a1)
             a2 = fma(weight, load_f32(values, at + 2 * W), a2)
             a3 = fma(weight, load_f32(values, at + 3 * W), a3)
-        store_f32(row, c, mul(a0, inverse))
-        store_f32(row, c + W, mul(a1, inverse))
-        store_f32(row, c + 2 * W, mul(a2, inverse))
-        store_f32(row, c + 3 * W, mul(a3, inverse))
+        store_f32(q, row_at + c, mul(a0, inverse))
+        store_f32(q, row_at + c + W, mul(a1, inverse))
+        store_f32(q, row_at + c + 2 * W, mul(a2, inverse))
+        store_f32(q, row_at + c + 3 * W, mul(a3, inverse))
         c += 4 * W
     while c < padded:
         a0 = splat(np.float32(0))
         for p in range(num_positions):
             a0 = fma(splat(scores[p]), load_f32(values, values_at + p * padded + c), a0)
-        store_f32(row, c, mul(a0, inverse))
+        store_f32(q, row_at + c, mul(a0, inverse))
         c += W
     for e in range(head_dim):
-        out[out_at + e] = row[e]
+        out[out_at + e] = q[row_at + e]

@@ -1,10 +1,12 @@
-"""One token through all blocks, on persistent threads: the function that is timed when a shape is measured.
+"""Tokens through all blocks, on persistent threads: the function that is timed when a shape is measured.
 
-Every thread runs :func:`run_tokens` with its own ``tid``; rows of each product and heads of attention are split among
-threads in fixed ranges, columns never, so the bits do not depend on their number. Six barriers a block.
+Every thread runs :func:`run_tokens` with its own ``tid``. Rows of each product, and heads of attention, are split among threads
+in fixed ranges, columns never, so the bits do not depend on their number; nor on how many tokens go in together. One
+token needs six barriers a block: each thread normalises and quantises the token for itself. Several tokens are divided
+for that, at four barriers more.
 
-    N threads   D hidden size   H, K query and key/value heads   E head dim   F MLP width   P context padded to W
-    Dp, Ep ...  the same, padded to W
+    N threads   M tokens given now, at most ROWS   D hidden size   H, K query and key/value heads   E head dim   F MLP width
+    V vocabulary   P context padded to W   S widest row   Dp, Ep ...  padded to W
 
 The plan, made by ``engine/plan.py``:
     ints   i64   see the index names below
@@ -20,13 +22,16 @@ import numpy as np
 from deepthin.engine.jit import kernel
 from deepthin.engine.kernels.attention import attend
 from deepthin.engine.kernels.elementwise import add_rows, quantize, rms_norm, rotate, swiglu
-from deepthin.engine.kernels.matvec import Q8_0, matvec, read_row
+from deepthin.engine.kernels.matmul import matmul
+from deepthin.engine.kernels.matvec import Q8_0, read_row
 from deepthin.engine.kernels.sync import JOB, JOB_PARKED, STOP, barrier, publish, wait_while
 from deepthin.engine.simd import W, atomic_load, read_cycles
 
 # indices into ``ints``
-NUM_BLOCKS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, VOCAB, CONTEXT, NUM_TOKENS, POSITION, LOGITS, SPIN, IDLE_SPIN = range(13)
-NUM_INTS = 13
+NUM_BLOCKS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, VOCAB, CONTEXT = range(8)
+NUM_TOKENS, POSITION, LOGITS, SPIN, IDLE_SPIN, WIDEST = range(8, 14)
+NUM_INTS = 14
+ROWS = 32  # most tokens that go through the blocks together
 LOGITS_NONE, LOGITS_LAST, LOGITS_ALL = range(3)
 Q, K, V, O, GATE, UP, DOWN = range(7)  # noqa: E741
 OPS_PER_BLOCK = 7
@@ -39,121 +44,167 @@ def _split(n, tid, num_threads):
 
 
 @kernel
-def _product(out, out_at, arena, ops, i, x, xq, xs, xn, tid, num_threads):
-    """This thread's rows of one product; returns their range within ``out`` (from ``out_at``), in values."""
-    t0, t1 = _split(ops[i, 3], tid, num_threads)
-    matvec(out, out_at, arena, ops, i, x, xq, xs, xn, t0, t1)
-    return t0 * W, t1 * W
-
-
-@kernel
 def run_tokens(
     tid, num_threads, ctl, ints, eps, tokens, ops, arena, norms, cosine, sine,
     x, qkv, mixed, gate, up, logits, keys, values,
-    all_row, all_xq, all_xs, all_xn, all_scores, all_head, stamps,
+    normed, xq, xs, xn, all_scores, all_head, stamps,
 ):  # fmt: skip
-    """Append ``ints[NUM_TOKENS]`` tokens at ``ints[POSITION]`` and leave logits as ``ints[LOGITS]`` asks.
+    """Append ``ints[NUM_TOKENS]`` = M tokens at ``ints[POSITION]`` and leave logits as ``ints[LOGITS]`` asks.
 
     Shapes:
-        tokens i64 [>= NUM_TOKENS]     arena u8, packed weights      cosine, sine f32 [P * E / 2]
-        x f32 [Dp] residual            qkv f32 [HEp + 2 KEp]         mixed f32 [max(HEp, Dp)]   gate, up f32 [Fp]
-        logits f32 [rows * Vp]         keys f32 [blocks * K * P * E] values f32 [blocks * K * P * Ep]
-        all_*  one row of scratch a thread                           stamps i64 [blocks + 3] cycle counts of the last token
+        tokens i64 [ROWS]              arena u8, packed weights      cosine, sine f32 [P * E / 2]
+        x f32 [ROWS * Dp] residual     qkv f32 [ROWS * (HEp + 2 KEp)]        mixed, up f32 [ROWS * S]   gate f32 [ROWS * S]
+        logits f32 [ROWS * Vp], or [Vp] for the last token only
+        keys f32 [blocks * K * P * E]  values f32 [blocks * K * P * Ep]
+        normed f32, xq i8 [max(N, ROWS) * S]     xs f32, xn i32 [max(N, ROWS) * (S / 32)]
+        all_scores f32 [N, P]          all_head f32 [N, 2 Ep]        stamps i64 [blocks + 3] cycle counts
     """
     blocks, hidden, heads, kv_heads = ints[NUM_BLOCKS], ints[HIDDEN], ints[HEADS], ints[KV_HEADS]
-    head_dim, context, spin = ints[HEAD_DIM], ints[CONTEXT], ints[SPIN]
+    head_dim, context, spin, start = ints[HEAD_DIM], ints[CONTEXT], ints[SPIN], ints[POSITION]
+    count, wide = ints[NUM_TOKENS], ints[WIDEST]
     half = head_dim // 2
     group = heads // kv_heads
     q_size, kv_size = heads * head_dim, kv_heads * head_dim
     k_at = (q_size + W - 1) // W * W
     v_at = k_at + (kv_size + W - 1) // W * W
+    qkv_stride = v_at + (kv_size + W - 1) // W * W
     head_padded = (head_dim + W - 1) // W * W
-    norm_stride = (hidden + W - 1) // W * W
+    hidden_padded = (hidden + W - 1) // W * W
     vocab_padded = (ints[VOCAB] + W - 1) // W * W
+    s_stride = wide // 32
     key_scale = np.float32(1.0 / np.sqrt(np.float64(head_dim)))
-    row, xq, xs, xn = all_row[tid], all_xq[tid], all_xs[tid], all_xn[tid]
     scores, head = all_scores[tid], all_head[tid]
-    head0, head1 = _split(heads, tid, num_threads)
-    kv0, kv1 = _split(kv_heads, tid, num_threads)
+    # one token: every thread prepares it in a row of its own; several: each thread prepares its share, and all wait
+    alone = count == 1
+    base = tid if alone else 0
+    m0, m1 = _split(count, tid, num_threads)
+    n0, n1 = (0, 1) if alone else (m0, m1)
+    rows, codes = base * wide, base * s_stride
+    unit0, unit1 = _split(count * heads, tid, num_threads)
+    kv_unit0, kv_unit1 = _split(count * kv_heads, tid, num_threads)
 
-    for s in range(ints[NUM_TOKENS]):
-        position = ints[POSITION] + s
-        if tid == 0:
-            stamps[0] = read_cycles()
-            read_row(x, arena, ops, blocks * OPS_PER_BLOCK, tokens[s])
+    if tid == 0:
+        stamps[0] = read_cycles()
+    for m in range(m0, m1):
+        read_row(x, m * hidden_padded, arena, ops, blocks * OPS_PER_BLOCK, tokens[m])
+    barrier(ctl, num_threads, spin)
+    if tid == 0:
+        stamps[1] = read_cycles()
+
+    for block in range(blocks):
+        at = block * OPS_PER_BLOCK
+        cache_at = block * kv_heads * context
+
+        coded = max(ops[at + Q, 0], ops[at + K, 0], ops[at + V, 0]) >= Q8_0
+        for m in range(n0, n1):
+            rms_norm(normed, rows + m * wide, x, m * hidden_padded, norms, 2 * block * hidden_padded, hidden, eps)
+            if coded:
+                quantize(normed, rows + m * wide, hidden, xq, rows + m * wide, xs, xn, codes + m * s_stride)
+        if not alone:
+            barrier(ctl, num_threads, spin)
+        for j in range(3):
+            to = 0 if j == 0 else (k_at if j == 1 else v_at)
+            t0, t1 = _split(ops[at + j, 3], tid, num_threads)
+            matmul(
+                qkv, to, qkv_stride, arena, ops, at + j,
+                normed, rows, wide, xq, rows, wide, xs, xn, codes, s_stride, count, t0, t1,
+            )  # fmt: skip
+        barrier(ctl, num_threads, spin)
+
+        for unit in range(kv_unit0, kv_unit1):
+            m, h = unit // kv_heads, unit % kv_heads
+            position, from_ = start + m, m * qkv_stride + h * head_dim
+            rotate(head, 0, qkv, from_ + k_at, cosine, sine, position * half, half, np.float32(1))
+            tile = (cache_at + h * context) * head_dim + position // W * W * head_dim + position % W
+            slot = (cache_at + h * context + position) * head_padded
+            for e in range(head_dim):
+                keys[tile + e * W] = head[e]
+                values[slot + e] = qkv[from_ + v_at + e]
+        barrier(ctl, num_threads, spin)
+
+        for unit in range(unit0, unit1):
+            m, h = unit // heads, unit % heads
+            position = start + m
+            rotate(head, 0, qkv, m * qkv_stride + h * head_dim, cosine, sine, position * half, half, key_scale)
+            kv_at = cache_at + h // group * context
+            attend(
+                mixed, m * wide + h * head_dim, head, keys, kv_at * head_dim, values, kv_at * head_padded,
+                position + 1, head_dim, scores, head_padded,
+            )  # fmt: skip
+        barrier(ctl, num_threads, spin)
+
+        if ops[at + O, 0] >= Q8_0:
+            for m in range(n0, n1):
+                quantize(mixed, m * wide, q_size, xq, rows + m * wide, xs, xn, codes + m * s_stride)
+            if not alone:
+                barrier(ctl, num_threads, spin)
+        t0, t1 = _split(ops[at + O, 3], tid, num_threads)
+        matmul(
+            up, 0, wide, arena, ops, at + O, mixed, 0, wide, xq, rows, wide, xs, xn, codes, s_stride, count, t0, t1
+        )  # fmt: skip
+        for m in range(count):
+            add_rows(x, m * hidden_padded + t0 * W, up, m * wide + t0 * W, (t1 - t0) * W)
+        barrier(ctl, num_threads, spin)
+
+        coded = max(ops[at + GATE, 0], ops[at + UP, 0]) >= Q8_0
+        for m in range(n0, n1):
+            rms_norm(normed, rows + m * wide, x, m * hidden_padded, norms, (2 * block + 1) * hidden_padded, hidden, eps)
+            if coded:
+                quantize(normed, rows + m * wide, hidden, xq, rows + m * wide, xs, xn, codes + m * s_stride)
+        if not alone:
+            barrier(ctl, num_threads, spin)
+        t0, t1 = _split(ops[at + GATE, 3], tid, num_threads)
+        matmul(
+            gate, 0, wide, arena, ops, at + GATE, normed, rows, wide, xq, rows, wide, xs, xn, codes, s_stride, count, t0, t1
+        )  # fmt: skip
+        matmul(
+            up, 0, wide, arena, ops, at + UP, normed, rows, wide, xq, rows, wide, xs, xn, codes, s_stride, count, t0, t1
+        )  # fmt: skip
+        for m in range(count):
+            swiglu(gate, up, m * wide + t0 * W, m * wide + t1 * W)
+        barrier(ctl, num_threads, spin)
+
+        if ops[at + DOWN, 0] >= Q8_0:
+            for m in range(n0, n1):
+                quantize(gate, m * wide, ints[INNER], xq, rows + m * wide, xs, xn, codes + m * s_stride)
+            if not alone:
+                barrier(ctl, num_threads, spin)
+        t0, t1 = _split(ops[at + DOWN, 3], tid, num_threads)
+        matmul(
+            mixed, 0, wide, arena, ops, at + DOWN, gate, 0, wide, xq, rows, wide, xs, xn, codes, s_stride, count, t0, t1
+        )  # fmt: skip
+        for m in range(count):
+            add_rows(x, m * hidden_padded + t0 * W, mixed, m * wide + t0 * W, (t1 - t0) * W)
         barrier(ctl, num_threads, spin)
         if tid == 0:
-            stamps[1] = read_cycles()
+            stamps[2 + block] = read_cycles()
 
-        for block in range(blocks):
-            at = block * OPS_PER_BLOCK
-            cache_at = block * kv_heads * context
-
-            rms_norm(row, x, norms, 2 * block * norm_stride, hidden, eps)
-            if max(ops[at + Q, 0], ops[at + K, 0], ops[at + V, 0]) >= Q8_0:
-                quantize(row, hidden, xq, xs, xn)
-            _product(qkv, 0, arena, ops, at + Q, row, xq, xs, xn, tid, num_threads)
-            _product(qkv, k_at, arena, ops, at + K, row, xq, xs, xn, tid, num_threads)
-            _product(qkv, v_at, arena, ops, at + V, row, xq, xs, xn, tid, num_threads)
+    if ints[LOGITS] != LOGITS_NONE:
+        at = blocks * OPS_PER_BLOCK + 1
+        first = 0 if ints[LOGITS] == LOGITS_ALL else count - 1
+        asked = count - first
+        if asked == 1:  # prepared by every thread for itself
+            rows, codes, n0, n1 = tid * wide, tid * s_stride, 0, 1
+        for m in range(n0, n1):
+            rms_norm(normed, rows + m * wide, x, (first + m) * hidden_padded, norms, 2 * blocks * hidden_padded, hidden, eps)
+            if ops[at, 0] >= Q8_0:
+                quantize(normed, rows + m * wide, hidden, xq, rows + m * wide, xs, xn, codes + m * s_stride)
+        if asked > 1:
             barrier(ctl, num_threads, spin)
-
-            for h in range(kv0, kv1):
-                rotate(head, 0, qkv, k_at + h * head_dim, cosine, sine, position * half, half, np.float32(1))
-                tile = (cache_at + h * context) * head_dim + position // W * W * head_dim + position % W
-                slot = (cache_at + h * context + position) * head_padded
-                for e in range(head_dim):
-                    keys[tile + e * W] = head[e]
-                    values[slot + e] = qkv[v_at + h * head_dim + e]
-            barrier(ctl, num_threads, spin)
-
-            for h in range(head0, head1):
-                rotate(head, 0, qkv, h * head_dim, cosine, sine, position * half, half, key_scale)
-                kv_at = cache_at + h // group * context
-                attend(
-                    mixed, h * head_dim, head, keys, kv_at * head_dim, values, kv_at * head_padded,
-                    position + 1, head_dim, scores, row,
-                )  # fmt: skip
-            barrier(ctl, num_threads, spin)
-
-            if ops[at + O, 0] >= Q8_0:
-                quantize(mixed, q_size, xq, xs, xn)
-            r0, r1 = _product(up, 0, arena, ops, at + O, mixed, xq, xs, xn, tid, num_threads)
-            add_rows(x, up, r0, r1)
-            barrier(ctl, num_threads, spin)
-
-            rms_norm(row, x, norms, (2 * block + 1) * norm_stride, hidden, eps)
-            if max(ops[at + GATE, 0], ops[at + UP, 0]) >= Q8_0:
-                quantize(row, hidden, xq, xs, xn)
-            _product(gate, 0, arena, ops, at + GATE, row, xq, xs, xn, tid, num_threads)
-            r0, r1 = _product(up, 0, arena, ops, at + UP, row, xq, xs, xn, tid, num_threads)
-            swiglu(gate, up, r0, r1)
-            barrier(ctl, num_threads, spin)
-
-            if ops[at + DOWN, 0] >= Q8_0:
-                quantize(gate, ints[INNER], xq, xs, xn)
-            r0, r1 = _product(mixed, 0, arena, ops, at + DOWN, gate, xq, xs, xn, tid, num_threads)
-            add_rows(x, mixed, r0, r1)
-            barrier(ctl, num_threads, spin)
-            if tid == 0:
-                stamps[2 + block] = read_cycles()
-
-        if ints[LOGITS] == LOGITS_ALL or (ints[LOGITS] == LOGITS_LAST and s == ints[NUM_TOKENS] - 1):
-            head_at = blocks * OPS_PER_BLOCK + 1
-            rms_norm(row, x, norms, 2 * blocks * norm_stride, hidden, eps)
-            if ops[head_at, 0] >= Q8_0:
-                quantize(row, hidden, xq, xs, xn)
-            out_at = s * vocab_padded if ints[LOGITS] == LOGITS_ALL else 0
-            _product(logits, out_at, arena, ops, head_at, row, xq, xs, xn, tid, num_threads)
-            barrier(ctl, num_threads, spin)
-            if tid == 0:
-                stamps[2 + blocks] = read_cycles()
+        t0, t1 = _split(ops[at, 3], tid, num_threads)
+        matmul(
+            logits, 0, vocab_padded, arena, ops, at, normed, rows, wide, xq, rows, wide, xs, xn, codes, s_stride, asked, t0, t1
+        )  # fmt: skip
+        barrier(ctl, num_threads, spin)
+        if tid == 0:
+            stamps[2 + blocks] = read_cycles()
 
 
 @kernel
 def work(
     tid, num_threads, ctl, ints, eps, tokens, ops, arena, norms, cosine, sine,
     x, qkv, mixed, gate, up, logits, keys, values,
-    all_row, all_xq, all_xs, all_xn, all_scores, all_head, stamps,
+    normed, xq, xs, xn, all_scores, all_head, stamps,
 ):  # fmt: skip
     """Thread 0 publishes one job, takes part and returns when all are done; the others run jobs until told to stop.
 
@@ -171,7 +222,7 @@ def work(
         run_tokens(
             tid, num_threads, ctl, ints, eps, tokens, ops, arena, norms, cosine, sine,
             x, qkv, mixed, gate, up, logits, keys, values,
-            all_row, all_xq, all_xs, all_xn, all_scores, all_head, stamps,
+            normed, xq, xs, xn, all_scores, all_head, stamps,
         )  # fmt: skip
         if tid == 0:
             return

@@ -20,6 +20,7 @@ from deepthin.engine.simd import (
     load_f32,
     maximum,
     mul,
+    never_inline,
     reduce_add,
     reduce_add_i32,
     reduce_max,
@@ -33,45 +34,49 @@ from deepthin.engine.simd import (
 
 
 @kernel
-def rms_norm(out, x, weight, weight_at, width, eps):
+def rms_norm(out, out_at, x, x_at, weight, weight_at, width, eps):
     """Out = x / sqrt(mean(x²) + eps) * weight.
 
-    Shapes: out, x f32 [width padded to W]; ``weight`` f32, padded likewise, starts at ``weight_at``.
+    Shapes: f32 [width padded to W] each, from ``out_at``, ``x_at`` and ``weight_at`` on.
     """
+    never_inline()
     total = splat(np.float32(0))
     for i in range(0, width, W):
-        v = load_f32(x, i)
+        v = load_f32(x, x_at + i)
         total = fma(v, v, total)
     mean = reduce_add(total) / np.float32(width)
     scale = splat(np.float32(1) / np.sqrt(mean + eps))
     for i in range(0, width, W):
-        store_f32(out, i, mul(mul(load_f32(x, i), scale), load_f32(weight, weight_at + i)))
+        store_f32(out, out_at + i, mul(mul(load_f32(x, x_at + i), scale), load_f32(weight, weight_at + i)))
 
 
 @kernel
-def quantize(x, width, xq, xs, xn):
+def quantize(x, x_at, width, xq, q_at, xs, xn, s_at):
     """Store x in blocks of 32 as i8 codes, f32 scales and i32 sums of codes: x ≈ xq * xs, scale = max|x| / 127.
 
-    Shapes: x f32 [width], xq i8 [width], xs f32 [width // 32], xn i32 [width // 32]; width is a multiple of 32.
+    Shapes: x f32 [width], xq i8 [width], xs f32 [width // 32], xn i32 [width // 32], from the given offsets on; width is a
+    multiple of 32.
     """
+    never_inline()
     for b in range(width // 32):
-        top = absolute(load_f32(x, b * 32))
+        top = absolute(load_f32(x, x_at + b * 32))
         for i in range(W, 32, W):
-            top = maximum(top, absolute(load_f32(x, b * 32 + i)))
+            top = maximum(top, absolute(load_f32(x, x_at + b * 32 + i)))
         peak = reduce_max(top)
         inverse = splat(np.float32(127) / peak if peak > 0 else np.float32(0))
         total = splat_i32(np.int32(0))
         for i in range(0, 32, W):
-            codes = round_i32(mul(load_f32(x, b * 32 + i), inverse))
-            store_i8(xq, b * 32 + i, codes)
+            codes = round_i32(mul(load_f32(x, x_at + b * 32 + i), inverse))
+            store_i8(xq, q_at + b * 32 + i, codes)
             total = add_i32(total, codes)
-        xs[b] = peak / np.float32(127)
-        xn[b] = reduce_add_i32(total)
+        xs[s_at + b] = peak / np.float32(127)
+        xn[s_at + b] = reduce_add_i32(total)
 
 
 @kernel
 def swiglu(gate, up, start, stop):
     """Gate = gate * sigmoid(gate) * up for i in start..stop-1, in place; both bounds are multiples of W."""
+    never_inline()
     one, zero = splat(np.float32(1)), splat(np.float32(0))
     for i in range(start, stop, W):
         g = load_f32(gate, i)
@@ -79,10 +84,10 @@ def swiglu(gate, up, start, stop):
 
 
 @kernel
-def add_rows(x, y, start, stop):
-    """X += y for i in start..stop-1; both bounds are multiples of W."""
-    for i in range(start, stop, W):
-        store_f32(x, i, add(load_f32(x, i), load_f32(y, i)))
+def add_rows(x, x_at, y, y_at, count):
+    """Add y to x in place: ``count`` values, a multiple of W, from ``x_at`` and ``y_at`` on."""
+    for i in range(0, count, W):
+        store_f32(x, x_at + i, add(load_f32(x, x_at + i), load_f32(y, y_at + i)))
 
 
 @kernel
@@ -91,6 +96,7 @@ def rotate(out, out_at, x, x_at, cosine, sine, table_at, half, scale):
 
     out[i] = x[i] cos - x[i + half] sin and out[i + half] = x[i + half] cos + x[i] sin, i < half; in place is fine.
     """
+    never_inline()
     for i in range(half):
         c, s = cosine[table_at + i], sine[table_at + i]
         a, b = x[x_at + i], x[x_at + half + i]

@@ -12,8 +12,8 @@ Layout of a packed tensor (made by ``engine/pack.py``), rows padded with zeros t
 So one vector holds the same columns of W rows, four broadcast activation bytes meet it, and a lane's sum is its row's:
 no horizontal sums, and the order of every sum is the same on one thread or many.
 
-The activation comes as f32 ``x`` [C] and, for block formats, as i8 ``xq`` [C] with f32 ``xs`` [B] scales and i32 ``xn`` [B]
-sums of ``xq`` over each block (the correction for weights stored with an offset).
+The activation comes as f32 ``x`` [C] from ``x_at`` on and, for block formats, as i8 ``xq`` [C] from ``q_at`` with f32 ``xs``
+[B] scales and i32 ``xn`` [B] sums of ``xq`` over each block (the correction for weights stored with an offset) from ``s_at``.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from deepthin.engine.simd import (
     load_scalar_f32,
     low_nibbles,
     mul,
+    never_inline,
     splat,
     splat_i32,
     store_f32,
@@ -50,7 +51,7 @@ F32, F16, BF16, Q8_0, Q4_0, Q4_1 = range(6)
 
 
 @kernel
-def matvec_f32(out, out_at, arena, data_at, cols, x, t0, t1):
+def matvec_f32(out, out_at, arena, data_at, cols, x, x_at, t0, t1):
     """out[out_at + r] = sum over c of W[r, c] * x[c] for the rows of tiles t0..t1-1; four partial sums per row."""
     for t in range(t0, t1):
         at = data_at + t * cols * W * 4
@@ -58,17 +59,17 @@ def matvec_f32(out, out_at, arena, data_at, cols, x, t0, t1):
         a1, a2, a3 = a0, a0, a0
         for c in range(0, cols - 3, 4):
             p = at + c * W * 4
-            a0 = fma(load_f32(arena, p), splat(x[c]), a0)
-            a1 = fma(load_f32(arena, p + 4 * W), splat(x[c + 1]), a1)
-            a2 = fma(load_f32(arena, p + 8 * W), splat(x[c + 2]), a2)
-            a3 = fma(load_f32(arena, p + 12 * W), splat(x[c + 3]), a3)
+            a0 = fma(load_f32(arena, p), splat(x[x_at + c]), a0)
+            a1 = fma(load_f32(arena, p + 4 * W), splat(x[x_at + c + 1]), a1)
+            a2 = fma(load_f32(arena, p + 8 * W), splat(x[x_at + c + 2]), a2)
+            a3 = fma(load_f32(arena, p + 12 * W), splat(x[x_at + c + 3]), a3)
         for c in range(cols - cols % 4, cols):
-            a0 = fma(load_f32(arena, at + c * W * 4), splat(x[c]), a0)
+            a0 = fma(load_f32(arena, at + c * W * 4), splat(x[x_at + c]), a0)
         store_f32(out, out_at + t * W, add(add(a0, a1), add(a2, a3)))
 
 
 @kernel
-def matvec_f16(out, out_at, arena, data_at, cols, x, t0, t1):
+def matvec_f16(out, out_at, arena, data_at, cols, x, x_at, t0, t1):
     """As :func:`matvec_f32` for f16 weights."""
     for t in range(t0, t1):
         at = data_at + t * cols * W * 2
@@ -76,17 +77,17 @@ def matvec_f16(out, out_at, arena, data_at, cols, x, t0, t1):
         a1, a2, a3 = a0, a0, a0
         for c in range(0, cols - 3, 4):
             p = at + c * W * 2
-            a0 = fma(load_f16(arena, p), splat(x[c]), a0)
-            a1 = fma(load_f16(arena, p + 2 * W), splat(x[c + 1]), a1)
-            a2 = fma(load_f16(arena, p + 4 * W), splat(x[c + 2]), a2)
-            a3 = fma(load_f16(arena, p + 6 * W), splat(x[c + 3]), a3)
+            a0 = fma(load_f16(arena, p), splat(x[x_at + c]), a0)
+            a1 = fma(load_f16(arena, p + 2 * W), splat(x[x_at + c + 1]), a1)
+            a2 = fma(load_f16(arena, p + 4 * W), splat(x[x_at + c + 2]), a2)
+            a3 = fma(load_f16(arena, p + 6 * W), splat(x[x_at + c + 3]), a3)
         for c in range(cols - cols % 4, cols):
-            a0 = fma(load_f16(arena, at + c * W * 2), splat(x[c]), a0)
+            a0 = fma(load_f16(arena, at + c * W * 2), splat(x[x_at + c]), a0)
         store_f32(out, out_at + t * W, add(add(a0, a1), add(a2, a3)))
 
 
 @kernel
-def matvec_bf16(out, out_at, arena, data_at, cols, x, t0, t1):
+def matvec_bf16(out, out_at, arena, data_at, cols, x, x_at, t0, t1):
     """As :func:`matvec_f32` for bf16 weights."""
     for t in range(t0, t1):
         at = data_at + t * cols * W * 2
@@ -94,54 +95,54 @@ def matvec_bf16(out, out_at, arena, data_at, cols, x, t0, t1):
         a1, a2, a3 = a0, a0, a0
         for c in range(0, cols - 3, 4):
             p = at + c * W * 2
-            a0 = fma(load_bf16(arena, p), splat(x[c]), a0)
-            a1 = fma(load_bf16(arena, p + 2 * W), splat(x[c + 1]), a1)
-            a2 = fma(load_bf16(arena, p + 4 * W), splat(x[c + 2]), a2)
-            a3 = fma(load_bf16(arena, p + 6 * W), splat(x[c + 3]), a3)
+            a0 = fma(load_bf16(arena, p), splat(x[x_at + c]), a0)
+            a1 = fma(load_bf16(arena, p + 2 * W), splat(x[x_at + c + 1]), a1)
+            a2 = fma(load_bf16(arena, p + 4 * W), splat(x[x_at + c + 2]), a2)
+            a3 = fma(load_bf16(arena, p + 6 * W), splat(x[x_at + c + 3]), a3)
         for c in range(cols - cols % 4, cols):
-            a0 = fma(load_bf16(arena, at + c * W * 2), splat(x[c]), a0)
+            a0 = fma(load_bf16(arena, at + c * W * 2), splat(x[x_at + c]), a0)
         store_f32(out, out_at + t * W, add(add(a0, a1), add(a2, a3)))
 
 
 @kernel
-def matvec_q8_0(out, out_at, arena, data_at, scale_at, cols, xq, xs, xn, t0, t1):
+def matvec_q8_0(out, out_at, arena, data_at, scale_at, cols, xq, q_at, xs, xn, s_at, t0, t1):
     """out[out_at + r] = sum over blocks of d_w * d_x * (sum of q_w * q_x), exact in i32 within a block."""
     blocks = cols // 32
     for t in range(t0, t1):
         acc = splat(np.float32(0))
         for b in range(blocks):
             p = data_at + (t * blocks + b) * 32 * W
-            s0 = splat_i32(np.int32(-Q8_BIAS * xn[b]))
+            s0 = splat_i32(np.int32(-Q8_BIAS * xn[s_at + b]))
             s1 = splat_i32(np.int32(0))
             for g in range(0, 8, 2):
-                s0 = dot4_q8(s0, load_bytes(arena, p + g * 4 * W), broadcast4(xq, b * 32 + g * 4))
-                s1 = dot4_q8(s1, load_bytes(arena, p + (g + 1) * 4 * W), broadcast4(xq, b * 32 + g * 4 + 4))
-            d = mul(load_f16(arena, scale_at + (t * blocks + b) * 2 * W), splat(xs[b]))
+                s0 = dot4_q8(s0, load_bytes(arena, p + g * 4 * W), broadcast4(xq, q_at + b * 32 + g * 4))
+                s1 = dot4_q8(s1, load_bytes(arena, p + (g + 1) * 4 * W), broadcast4(xq, q_at + b * 32 + g * 4 + 4))
+            d = mul(load_f16(arena, scale_at + (t * blocks + b) * 2 * W), splat(xs[s_at + b]))
             acc = fma(as_f32(add_i32(s0, s1)), d, acc)
         store_f32(out, out_at + t * W, acc)
 
 
 @kernel
-def matvec_q4_0(out, out_at, arena, data_at, scale_at, cols, xq, xs, xn, t0, t1):
+def matvec_q4_0(out, out_at, arena, data_at, scale_at, cols, xq, q_at, xs, xn, s_at, t0, t1):
     """As :func:`matvec_q8_0` for nibbles with offset 8."""
     blocks = cols // 32
     for t in range(t0, t1):
         acc = splat(np.float32(0))
         for b in range(blocks):
             p = data_at + (t * blocks + b) * 16 * W
-            s0 = splat_i32(np.int32(-8 * xn[b]))
+            s0 = splat_i32(np.int32(-8 * xn[s_at + b]))
             s1 = splat_i32(np.int32(0))
             for g in range(4):
                 nibbles = load_bytes(arena, p + g * 4 * W)
-                s0 = dot4_nibbles(s0, low_nibbles(nibbles), broadcast4(xq, b * 32 + g * 4))
-                s1 = dot4_nibbles(s1, high_nibbles(nibbles), broadcast4(xq, b * 32 + 16 + g * 4))
-            d = mul(load_f16(arena, scale_at + (t * blocks + b) * 2 * W), splat(xs[b]))
+                s0 = dot4_nibbles(s0, low_nibbles(nibbles), broadcast4(xq, q_at + b * 32 + g * 4))
+                s1 = dot4_nibbles(s1, high_nibbles(nibbles), broadcast4(xq, q_at + b * 32 + 16 + g * 4))
+            d = mul(load_f16(arena, scale_at + (t * blocks + b) * 2 * W), splat(xs[s_at + b]))
             acc = fma(as_f32(add_i32(s0, s1)), d, acc)
         store_f32(out, out_at + t * W, acc)
 
 
 @kernel
-def matvec_q4_1(out, out_at, arena, data_at, scale_at, cols, xq, xs, xn, t0, t1):
+def matvec_q4_1(out, out_at, arena, data_at, scale_at, cols, xq, q_at, xs, xn, s_at, t0, t1):
     """out[out_at + r] = sum over blocks of d_w * d_x * (sum of q_w * q_x) + m_w * d_x * (sum of q_x)."""
     blocks = cols // 32
     for t in range(t0, t1):
@@ -153,47 +154,48 @@ def matvec_q4_1(out, out_at, arena, data_at, scale_at, cols, xq, xs, xn, t0, t1)
             s1 = s0
             for g in range(4):
                 nibbles = load_bytes(arena, p + g * 4 * W)
-                s0 = dot4_nibbles(s0, low_nibbles(nibbles), broadcast4(xq, b * 32 + g * 4))
-                s1 = dot4_nibbles(s1, high_nibbles(nibbles), broadcast4(xq, b * 32 + 16 + g * 4))
+                s0 = dot4_nibbles(s0, low_nibbles(nibbles), broadcast4(xq, q_at + b * 32 + g * 4))
+                s1 = dot4_nibbles(s1, high_nibbles(nibbles), broadcast4(xq, q_at + b * 32 + 16 + g * 4))
             q = scale_at + (t * blocks + b) * 4 * W
-            acc = fma(as_f32(add_i32(s0, s1)), mul(load_f16(arena, q), splat(xs[b])), acc)
-            low = fma(load_f16(arena, q + 2 * W), splat(np.float32(xs[b] * np.float32(xn[b]))), low)
+            acc = fma(as_f32(add_i32(s0, s1)), mul(load_f16(arena, q), splat(xs[s_at + b])), acc)
+            low = fma(load_f16(arena, q + 2 * W), splat(np.float32(xs[s_at + b] * np.float32(xn[s_at + b]))), low)
         store_f32(out, out_at + t * W, add(acc, low))
 
 
 @kernel
-def matvec(out, out_at, arena, ops, i, x, xq, xs, xn, t0, t1):
+def matvec(out, out_at, arena, ops, i, x, x_at, xq, q_at, xs, xn, s_at, t0, t1):
     """Dispatch on ``ops[i]`` = i64 (format, data offset, scale offset, tiles, columns) once per call, outside every loop."""
     fmt, data_at, scale_at, cols = ops[i, 0], ops[i, 1], ops[i, 2], ops[i, 4]
     if fmt == Q4_0:
-        matvec_q4_0(out, out_at, arena, data_at, scale_at, cols, xq, xs, xn, t0, t1)
+        matvec_q4_0(out, out_at, arena, data_at, scale_at, cols, xq, q_at, xs, xn, s_at, t0, t1)
     elif fmt == Q8_0:
-        matvec_q8_0(out, out_at, arena, data_at, scale_at, cols, xq, xs, xn, t0, t1)
+        matvec_q8_0(out, out_at, arena, data_at, scale_at, cols, xq, q_at, xs, xn, s_at, t0, t1)
     elif fmt == Q4_1:
-        matvec_q4_1(out, out_at, arena, data_at, scale_at, cols, xq, xs, xn, t0, t1)
+        matvec_q4_1(out, out_at, arena, data_at, scale_at, cols, xq, q_at, xs, xn, s_at, t0, t1)
     elif fmt == F16:
-        matvec_f16(out, out_at, arena, data_at, cols, x, t0, t1)
+        matvec_f16(out, out_at, arena, data_at, cols, x, x_at, t0, t1)
     elif fmt == BF16:
-        matvec_bf16(out, out_at, arena, data_at, cols, x, t0, t1)
+        matvec_bf16(out, out_at, arena, data_at, cols, x, x_at, t0, t1)
     else:
-        matvec_f32(out, out_at, arena, data_at, cols, x, t0, t1)
+        matvec_f32(out, out_at, arena, data_at, cols, x, x_at, t0, t1)
 
 
 @kernel
-def read_row(out, arena, ops, i, row):
-    """out[c] = W[row, c] for all columns: one embedding row out of packed tiles."""
+def read_row(out, out_at, arena, ops, i, row):
+    """out[out_at + c] = W[row, c] for all columns: one embedding row out of packed tiles."""
+    never_inline()
     fmt, data_at, scale_at, cols = ops[i, 0], ops[i, 1], ops[i, 2], ops[i, 4]
     t, r = row // W, row % W
     blocks = cols // 32
     if fmt == F32:
         for c in range(cols):
-            out[c] = load_scalar_f32(arena, data_at + ((t * cols + c) * W + r) * 4)
+            out[out_at + c] = load_scalar_f32(arena, data_at + ((t * cols + c) * W + r) * 4)
     elif fmt == F16:
         for c in range(cols):
-            out[c] = load_scalar_f16(arena, data_at + ((t * cols + c) * W + r) * 2)
+            out[out_at + c] = load_scalar_f16(arena, data_at + ((t * cols + c) * W + r) * 2)
     elif fmt == BF16:
         for c in range(cols):
-            out[c] = load_scalar_bf16(arena, data_at + ((t * cols + c) * W + r) * 2)
+            out[out_at + c] = load_scalar_bf16(arena, data_at + ((t * cols + c) * W + r) * 2)
     elif fmt == Q8_0:
         for b in range(blocks):
             d = load_scalar_f16(arena, scale_at + ((t * blocks + b) * W + r) * 2)
@@ -202,7 +204,7 @@ def read_row(out, arena, ops, i, row):
                 q = np.int32(arena[at])
                 if Q8_BIAS == 0 and q >= 128:
                     q -= np.int32(256)
-                out[b * 32 + c] = d * np.float32(q - Q8_BIAS)
+                out[out_at + b * 32 + c] = d * np.float32(q - Q8_BIAS)
     else:
         per = 2 if fmt == Q4_1 else 1
         for b in range(blocks):
@@ -211,5 +213,5 @@ def read_row(out, arena, ops, i, row):
             low = load_scalar_f16(arena, at + 2 * W) if fmt == Q4_1 else d * np.float32(-8)
             for c in range(16):
                 byte = np.int32(arena[data_at + (((t * blocks + b) * 4 + c // 4) * W + r) * 4 + c % 4])
-                out[b * 32 + c] = d * np.float32(byte & 15) + low
-                out[b * 32 + 16 + c] = d * np.float32(byte >> 4) + low
+                out[out_at + b * 32 + c] = d * np.float32(byte & 15) + low
+                out[out_at + b * 32 + 16 + c] = d * np.float32(byte >> 4) + low

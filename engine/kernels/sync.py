@@ -9,7 +9,16 @@ from __future__ import annotations
 import numpy as np
 
 from deepthin.engine.jit import kernel
-from deepthin.engine.simd import atomic_add, atomic_exchange, atomic_load, futex_wait, futex_wake, read_cycles, spin_pause
+from deepthin.engine.simd import (
+    atomic_add,
+    atomic_exchange,
+    atomic_load,
+    futex_wait,
+    futex_wake,
+    never_inline,
+    read_cycles,
+    spin_pause,
+)
 
 JOB, JOB_PARKED, STOP, ARRIVED, PHASE, PHASE_PARKED = 0, 16, 32, 48, 64, 80
 CTL_WORDS = 96
@@ -51,6 +60,7 @@ def publish(ctl, word, parked, value):
 @kernel
 def barrier(ctl, num_threads, spin_cycles):
     """Return once all ``num_threads`` threads have called it; writes before it are seen by all after it."""
+    never_inline()
     if num_threads == 1:
         return
     phase = atomic_load(ctl, PHASE)

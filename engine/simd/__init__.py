@@ -21,6 +21,7 @@ from deepthin.engine.simd.sync import (
     atomic_load,
     futex_wait,
     futex_wake,
+    never_inline,
     read_cycles,
     spin_pause,
 )
@@ -88,6 +89,7 @@ __all__ = [
     "low_nibbles",
     "maximum",
     "mul",
+    "never_inline",
     "prefetch",
     "read_cycles",
     "reduce_add",

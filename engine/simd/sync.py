@@ -55,6 +55,17 @@ def atomic_exchange(typing: Any, array: Any, index: Any, value: Any) -> Any:
 
 
 @intrinsic
+def never_inline(typing: Any) -> Any:
+    """Keep the function this stands in out of its callers: compiled once instead of once per call site."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.function.attributes.add("noinline")
+        return context.get_dummy_value()
+
+    return types.void(), emit
+
+
+@intrinsic
 def spin_pause(typing: Any) -> Any:
     """Tell the core that this is a spin loop (``pause`` on x86, ``isb`` on arm64)."""
 

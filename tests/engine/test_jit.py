@@ -39,12 +39,12 @@ def test_kernels_use_the_instructions_of_their_target() -> None:
     wanted = INSTRUCTIONS.get(simd_target())
     if wanted is None:
         pytest.skip(f"the {simd_target()} target promises no particular instruction")
-    out, ops = np.zeros(32, np.float32), np.zeros(1, np.float32)
+    out, scales = np.zeros(32, np.float32), np.zeros(1, np.float32)
     for name, words in wanted.items():
         function = getattr(matvec, name)
         arena = aligned_bytes(64 * 1024)
-        codes = (np.zeros(32, np.int8), ops, np.zeros(1, np.int32))
-        args = (out, 0, arena, 0, 32, np.zeros(32, np.float32)) if "f16" in name else (out, 0, arena, 0, 32 * 1024, 32, *codes)
+        codes = (np.zeros(32, np.int8), 0, scales, np.zeros(1, np.int32), 0)
+        args = (out, 0, arena, 0, 32, out, 0) if "f16" in name else (out, 0, arena, 0, 32 * 1024, 32, *codes)
         function(*args, 0, 1)
         text = jit.assembly(function)
         for word in words:
@@ -55,7 +55,7 @@ _PROGRAM = """
 import numpy as np, time
 from deepthin.engine.kernels.elementwise import add_rows
 x = np.zeros(32, np.float32)
-add_rows(x, x, 0, 32)
+add_rows(x, 0, x, 0, 32)
 stats = add_rows.stats
 print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
 """

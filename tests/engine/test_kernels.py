@@ -7,7 +7,7 @@ import pytest
 
 from deepthin.engine.arrays import F32
 from deepthin.engine.formats import FORMATS
-from deepthin.engine.kernels import attention, elementwise, matvec
+from deepthin.engine.kernels import attention, elementwise, matmul, matvec
 from deepthin.engine.model import Tensor
 from deepthin.engine.pack import KERNEL_FORMATS, Packed, align, pack_into, place
 from deepthin.engine.plan import aligned_bytes
@@ -33,7 +33,7 @@ def _packed(tensor: Tensor, front: int = 0) -> tuple[np.ndarray, np.ndarray, Pac
 
 def _quantized_activation(x: F32) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     xq, xs, xn = np.zeros(len(x), np.int8), np.zeros(len(x) // 32, np.float32), np.zeros(len(x) // 32, np.int32)
-    elementwise.quantize(x, len(x), xq, xs, xn)
+    elementwise.quantize(x, 0, len(x), xq, 0, xs, xn, 0)
     return xq, xs, xn
 
 
@@ -46,7 +46,7 @@ def test_matvec_equals_numpy_on_the_same_operands(name: str, rows: int, cols: in
     x = _random(cols, seed=1)
     xq, xs, xn = _quantized_activation(x)
     out = np.full(_padded(rows) + 8, np.nan, np.float32)
-    matvec.matvec(out, 8, arena, ops, 0, x, xq, xs, xn, 0, packed.tiles)
+    matvec.matvec(out, 8, arena, ops, 0, x, 0, xq, 0, xs, xn, 0, 0, packed.tiles)
 
     used = (
         (xq.reshape(-1, 32) * xs[:, None].astype(np.float64)).reshape(-1)
@@ -61,6 +61,46 @@ def test_matvec_equals_numpy_on_the_same_operands(name: str, rows: int, cols: in
     assert np.isnan(out[:8]).all(), "rows before the range were written"
 
 
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 7, 9])
+@pytest.mark.parametrize("name", KERNEL_FORMATS)
+def test_matmul_gives_each_token_the_bits_of_matvec(name: str, tokens: int) -> None:
+    cols, rows, pad = 96, 37, 5
+    tensor = Tensor.from_values(_random(rows, cols), FORMATS[name])
+    arena, ops, packed = _packed(tensor)
+    x = np.zeros((tokens, cols + 32), np.float32)
+    x[:, :cols] = _random(tokens, cols, seed=1)
+    xq, xs, xn = np.zeros((tokens, 128), np.int8), np.zeros((tokens, 4), np.float32), np.zeros((tokens, 4), np.int32)
+    for m in range(tokens):
+        elementwise.quantize(x.reshape(-1), m * 128, cols, xq.reshape(-1), m * 128, xs.reshape(-1), xn.reshape(-1), m * 4)
+    flat = x.reshape(-1), xq.reshape(-1), xs.reshape(-1), xn.reshape(-1)
+    out = np.zeros((tokens, _padded(rows) + pad), np.float32)
+    matmul.matmul(
+        out.reshape(-1),
+        0,
+        out.shape[1],
+        arena,
+        ops,
+        0,
+        flat[0],
+        0,
+        128,
+        flat[1],
+        0,
+        128,
+        *flat[2:],
+        0,
+        4,
+        tokens,
+        0,
+        packed.tiles,
+    )
+    for m in range(tokens):
+        one = np.zeros(_padded(rows), np.float32)
+        matvec.matvec(one, 0, arena, ops, 0, flat[0], m * 128, flat[1], m * 128, *flat[2:], m * 4, 0, packed.tiles)
+        np.testing.assert_array_equal(out[m, : _padded(rows)], one)
+    assert not out[:, _padded(rows) :].any(), "values beyond a token's rows were written"
+
+
 @pytest.mark.parametrize("cols", [1, 7, 50])
 @pytest.mark.parametrize("name", ["f32", "f16", "bf16"])
 def test_float_matvec_takes_any_width(name: str, cols: int) -> None:
@@ -68,8 +108,8 @@ def test_float_matvec_takes_any_width(name: str, cols: int) -> None:
     arena, ops, packed = _packed(tensor)
     x = _random(cols, seed=1)
     out = np.zeros(_padded(20), np.float32)
-    nothing = np.zeros(0, np.int8), np.zeros(0, np.float32), np.zeros(0, np.int32)
-    matvec.matvec(out, 0, arena, ops, 0, x, *nothing, 0, packed.tiles)
+    xq, xs, xn = np.zeros(0, np.int8), np.zeros(0, np.float32), np.zeros(0, np.int32)
+    matvec.matvec(out, 0, arena, ops, 0, x, 0, xq, 0, xs, xn, 0, 0, packed.tiles)
     np.testing.assert_allclose(out[:20], tensor.dequantize() @ x, rtol=2e-5, atol=1e-5)
 
 
@@ -83,7 +123,7 @@ def test_extreme_8_bit_codes_are_exact() -> None:
         xq, xs = np.full(32, 127 * sign, np.int8), np.ones(1, np.float32)
         xn = np.array([xq.sum(dtype=np.int32)], np.int32)
         out = np.zeros(16, np.float32)
-        matvec.matvec(out, 0, arena, ops, 0, xs, xq, xs, xn, 0, packed.tiles)
+        matvec.matvec(out, 0, arena, ops, 0, xs, 0, xq, 0, xs, xn, 0, 0, packed.tiles)
         assert (out == -128 * 127 * 32 * sign).all()
 
 
@@ -94,7 +134,7 @@ def test_rows_come_back_as_dequantised(name: str) -> None:
     expected = tensor.dequantize()
     for row in (0, 15, 16, 36):
         out = np.zeros(64, np.float32)
-        matvec.read_row(out, arena, ops, 0, row)
+        matvec.read_row(out, 0, arena, ops, 0, row)
         # q4_1 may fuse d*q + m where NumPy rounds twice; everything else is exact
         np.testing.assert_allclose(out, expected[row], rtol=3e-7 if name == "q4_1" else 0, atol=1e-7 if name == "q4_1" else 0)
 
@@ -113,7 +153,7 @@ def test_f16_zeros_subnormals_and_largest_values_survive(name: str) -> None:
     arena, ops, _ = _packed(tensor)
     for row in range(5):
         out = np.zeros(tensor.dims[1], np.float32)
-        matvec.read_row(out, arena, ops, 0, row)
+        matvec.read_row(out, 0, arena, ops, 0, row)
         np.testing.assert_array_equal(out, expected[row])
 
 
@@ -131,7 +171,7 @@ def test_rms_norm(width: int) -> None:
     x, weight = np.zeros(_padded(width), np.float32), np.zeros(_padded(width), np.float32)
     x[:width], weight[:width] = _random(width), _random(width, seed=1)
     out = np.zeros_like(x)
-    elementwise.rms_norm(out, x, weight, 0, width, np.float32(1e-5))
+    elementwise.rms_norm(out, 0, x, 0, weight, 0, width, np.float32(1e-5))
     exact = x.astype(np.float64)
     expected = exact / np.sqrt((exact**2).sum() / width + 1e-5) * weight
     np.testing.assert_allclose(out, expected, rtol=1e-6, atol=1e-7)
@@ -166,8 +206,9 @@ def test_attention_equals_softmax_in_float64(head_dim: int, positions: int) -> N
     for p in range(positions):
         keys[p // W, :, p % W] = k[p]
         values[p, :head_dim] = v[p]
-    out, scores, row = np.zeros(head_dim + 3, np.float32), np.zeros(room, np.float32), np.zeros(width, np.float32)
-    attention.attend(out, 3, q, keys.reshape(-1), 0, values.reshape(-1), 0, positions, head_dim, scores, row)
+    out, scores, head = np.zeros(head_dim + 3, np.float32), np.zeros(room, np.float32), np.zeros(2 * width, np.float32)
+    head[:head_dim] = q
+    attention.attend(out, 3, head, keys.reshape(-1), 0, values.reshape(-1), 0, positions, head_dim, scores, width)
     weight = k.astype(np.float64) @ q
     weight = np.exp(weight - weight.max())
     expected = (weight / weight.sum()) @ v
