@@ -61,7 +61,8 @@ def run_tokens(
     """
     blocks, hidden, heads, kv_heads = ints[NUM_BLOCKS], ints[HIDDEN], ints[HEADS], ints[KV_HEADS]
     head_dim, context, spin, start = ints[HEAD_DIM], ints[CONTEXT], ints[SPIN], ints[POSITION]
-    count, wide = ints[NUM_TOKENS], ints[WIDEST]
+    # read before the first barrier: once thread 0 has left the last one, it may set up the next job while others lag
+    count, wide, wanted = ints[NUM_TOKENS], ints[WIDEST], ints[LOGITS]
     half = head_dim // 2
     group = heads // kv_heads
     q_size, kv_size = heads * head_dim, kv_heads * head_dim
@@ -179,9 +180,9 @@ def run_tokens(
         if tid == 0:
             stamps[2 + block] = read_cycles()
 
-    if ints[LOGITS] != LOGITS_NONE:
+    if wanted != LOGITS_NONE:
         at = blocks * OPS_PER_BLOCK + 1
-        first = 0 if ints[LOGITS] == LOGITS_ALL else count - 1
+        first = 0 if wanted == LOGITS_ALL else count - 1
         asked = count - first
         if asked == 1:  # prepared by every thread for itself
             rows, codes, n0, n1 = tid * wide, tid * s_stride, 0, 1
