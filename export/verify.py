@@ -29,7 +29,7 @@ from deepthin.export.tolerances import budget_named
 from deepthin.export.truth import Truth
 from deepthin.export.weight_parity import first_weight_difference
 
-NUM_TOKENS = 40
+NUM_TOKENS = 32
 _SEED = 20
 _DEADLINE_S = 300.0
 _ONNX_ROUNDING = {"q4_1": 1e-6}  # float zero points: 7e-8 relative per value (reference/export.md 6.3), ten times that allowed
@@ -48,7 +48,7 @@ def verify_bundle(
     Args:
         path: a folder written by ``export_bundle``.
         runtimes: names out of :data:`deepthin.export.runs.RUNTIMES`; all of them when absent.
-        tokens: token ids to compare logits over; a fixed random list of 40 when absent.
+        tokens: token ids to compare logits over; a fixed random list of 32 when absent.
         deadline_s: seconds for each call to a peer.
         progress: told what comes next, in a few words.
 
