@@ -154,10 +154,7 @@ def _first_divergence(
         Divergence(int(at), f"NMSE {by_position[at]:.2g} there")
         for at in np.flatnonzero(by_position > budget.position_nmse)[:1]
     ]
-    found += [
-        Divergence(int(at), f"KL {kl[at]:.2g} nats there")
-        for at in np.flatnonzero(kl > budget.position_kl)[:1]
-    ]
+    found += [Divergence(int(at), f"KL {kl[at]:.2g} nats there") for at in np.flatnonzero(kl > budget.position_kl)[:1]]
     found += [
         Divergence(int(at), f"another top token, {shortfall[at]:.2g} deviations down, near-tie is {budget.near_tie:.2g}")
         for at in np.flatnonzero(shortfall > budget.near_tie)[:1]
