@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -14,7 +14,7 @@ from deepthin.engine.arrays import F32
 from deepthin.engine.errors import FormatError
 from deepthin.engine.formats import FORMATS
 from deepthin.engine.load import load_model
-from deepthin.engine.model import Model
+from deepthin.engine.model import Model, TokenizerSpec
 from deepthin.engine.shape import Shape
 from deepthin.export.manifest import Manifest
 
@@ -32,6 +32,8 @@ _SHAPE_FACTS = (
     "rms_norm_eps",
     "rope_theta",
 )
+_TOKEN_UNUSED = 5  # GGUF's token type
+_TOKENIZER_FACTS = ("pre", "tokens", "merges", "bos_id", "eos_id", "add_bos")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,40 @@ def compare_facts(base: str, shape: Shape, contents: Contents) -> list[FactDiffe
         for name, value in found.items()
         if not _is_same(value, wanted[name])
     ]
+
+
+def compare_tokenizers(base: str, wanted: TokenizerSpec | None, contents: Contents) -> list[FactDifference]:
+    """Where the tokenizer of ``contents`` is not that of ``base``; files without a Model (ONNX) carry none."""
+    if contents.model is None:
+        return []
+    found, path = contents.model.tokenizer, contents.file.path
+    if wanted is None or found is None:
+        present = [FactDifference(path, "tokenizer", _presence(found), base, _presence(wanted))]
+        return present if (wanted is None) != (found is None) else []
+    found, wanted = _without_padding(found, wanted), _without_padding(wanted, found)
+    differences = []
+    for name in _TOKENIZER_FACTS:
+        a, b = getattr(found, name), getattr(wanted, name)
+        if a == b:
+            continue
+        if isinstance(a, tuple):  # of thousands of texts; the first different one says enough
+            at = next((index for index, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+            a, b = (f"{side[at]!r} at {at}" if at < len(side) else f"over at {at}" for side in (a, b))
+        differences.append(FactDifference(path, f"tokenizer.{name}", a, base, b))
+    return differences
+
+
+def _without_padding(tokenizer: TokenizerSpec, other: TokenizerSpec) -> TokenizerSpec:
+    """``tokenizer`` without the unused tokens that it has at the end beyond ``other``'s, as GGUF needs one for every row."""
+    count = len(other.tokens)
+    padded = set(tokenizer.token_types[count:]) == {_TOKEN_UNUSED}
+    return (
+        replace(tokenizer, tokens=tokenizer.tokens[:count], token_types=tokenizer.token_types[:count]) if padded else tokenizer
+    )
+
+
+def _presence(tokenizer: TokenizerSpec | None) -> str:
+    return "absent" if tokenizer is None else "present"
 
 
 def manifest_facts(base: str, listed: Shape, read: Shape) -> list[FactDifference]:

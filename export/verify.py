@@ -19,7 +19,15 @@ from deepthin._version import VERSION
 from deepthin.engine.arrays import F32
 from deepthin.engine.errors import DeepthinError, PeerError, PeerMissingError, UsageError
 from deepthin.engine.shape import Shape
-from deepthin.export.contents import Contents, ModelFile, compare_facts, manifest_facts, model_files, read_contents
+from deepthin.export.contents import (
+    Contents,
+    ModelFile,
+    compare_facts,
+    compare_tokenizers,
+    manifest_facts,
+    model_files,
+    read_contents,
+)
 from deepthin.export.findings import Findings, Pair, RuntimeState
 from deepthin.export.manifest import Manifest, check_files, read_manifest, unlisted_files
 from deepthin.export.parity import compare_logits
@@ -121,7 +129,7 @@ def _check_models(
     root: Path, manifest: Manifest, ids: list[int], found: Findings, pool: dict[str, Runtime], say: Callable[[str], None]
 ) -> None:
     truth: Truth | None = None
-    shape = manifest.shape
+    shape, has_text, tokenizer = manifest.shape, False, None
     for file in found.models:  # the most exact one comes first and is the base
         say(f"reading {file.path}")
         try:
@@ -132,12 +140,15 @@ def _check_models(
             continue
         if truth is None:
             found.base = file.path
+            has_text = contents.model is not None
             if contents.model is not None:
-                shape = contents.model.shape
+                tokenizer, shape = contents.model.tokenizer, contents.model.shape
                 found.facts += manifest_facts(found.base, manifest.shape, shape)
             truth = Truth(shape, dict(weights), file.quant, ids)
         else:
             found.facts += compare_facts(found.base, shape, contents)
+            if has_text:
+                found.facts += compare_tokenizers(found.base, tokenizer, contents)
         _check_one(root, contents, weights, truth, ids, found, pool, say)
 
 

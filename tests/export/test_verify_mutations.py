@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from deepthin.engine.model import Model
+from deepthin.engine.model import Model, TokenizerSpec
 from deepthin.engine.shape import Shape
 from deepthin.engine.tensors import canonical_row_order, gguf_row_order
 from deepthin.export.bundle import export_bundle
@@ -349,3 +349,41 @@ def test_onnx_weights_of_another_size(bundle: Path) -> None:
     result = verify_bundle(bundle, runtimes=["onnxruntime"])
     assert result["verdict"] == "fail"
     assert any("output_norm: it has dimensions [3] instead of [64]" in line for line in result["summary"])
+
+
+TOKENIZER = TokenizerSpec(
+    "gpt-2", (*"abcdefgh", "ab", "abc", "<s>", "</s>"), (1,) * 10 + (3, 3), ("a b", "ab c"), bos_id=10, eos_id=11, add_bos=True
+)
+
+
+@pytest.fixture(scope="module")
+def with_text(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("text") / "good"
+    export_bundle(replace(model, tokenizer=TOKENIZER), out, targets=["hf", "gguf"], quants=("f32",))
+    return out
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "says"),
+    [
+        (TOKENIZER, None),  # the 84 unused tokens that GGUF adds to fill the vocabulary are no difference
+        (replace(TOKENIZER, pre="smollm"), "tokenizer.pre is smollm, but gpt-2 in hf"),
+        (replace(TOKENIZER, merges=("b c", "ab c")), "tokenizer.merges is 'b c' at 0, but 'a b' at 0 in hf"),
+        (replace(TOKENIZER, merges=("a b",)), "tokenizer.merges is over at 1, but 'ab c' at 1 in hf"),
+        (replace(TOKENIZER, eos_id=9), "tokenizer.eos_id is 9, but 11 in hf"),
+        (replace(TOKENIZER, add_bos=False), "tokenizer.add_bos is False, but True in hf"),
+        (
+            replace(TOKENIZER, tokens=(*"abczefgh", "ab", "abc", "<s>", "</s>")),
+            "tokenizer.tokens is 'z' at 3, but 'd' at 3 in hf",
+        ),
+        (None, "tokenizer is absent, but present in hf"),
+    ],
+)
+def test_a_wrong_tokenizer(
+    model: Model, with_text: Path, tmp_path: Path, tokenizer: TokenizerSpec | None, says: str | None
+) -> None:
+    shutil.copytree(with_text, tmp_path / "bundle")
+    put(tmp_path / "bundle", GGUF, replace(model, tokenizer=tokenizer))
+    result = verify_bundle(tmp_path / "bundle", runtimes=["engine"])
+    assert result["verdict"] == ("pass" if says is None else "fail"), result["summary"]
+    assert says is None or f"{GGUF}: {says}" in result["summary"][0]
