@@ -10,7 +10,7 @@ from deepthin.engine.arrays import F64
 from deepthin.engine.decoder import cycles_per_second
 from deepthin.engine.errors import UsageError
 from deepthin.engine.kernels.bandwidth import read_all
-from deepthin.engine.kernels.sync import CTL_WORDS
+from deepthin.engine.kernels.sync import ctl_words
 from deepthin.engine.plan import aligned_bytes
 from deepthin.engine.simd import W
 
@@ -31,7 +31,7 @@ def read_bandwidth(threads: int, num_bytes: int, repetitions: int) -> F64:
         )
     words = aligned_bytes(num_bytes // unit * unit).view(np.float32)
     words[:] = 1.0  # pages exist only once written
-    ctl = aligned_bytes(CTL_WORDS * 4).view(np.int32)
+    ctl = aligned_bytes(ctl_words(threads) * 4).view(np.int32)
     sums, cycles = np.zeros(threads, np.float32), np.zeros(1, np.int64)
     spin = int(50e-6 * cycles_per_second())
     samples = np.empty(repetitions + 1, np.float64)

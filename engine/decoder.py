@@ -20,7 +20,7 @@ from deepthin.engine.arrays import F32, F64, I64
 from deepthin.engine.cpu import simd_target
 from deepthin.engine.errors import UsageError
 from deepthin.engine.kernels import decode as k
-from deepthin.engine.kernels.sync import CTL_WORDS, cycles
+from deepthin.engine.kernels.sync import ctl_words, cycles
 from deepthin.engine.model import Model
 from deepthin.engine.plan import Plan, aligned_bytes, plan_model
 from deepthin.engine.shape import Shape
@@ -77,7 +77,7 @@ class Runner:
         self.tokens = np.zeros(k.ROWS, np.int64)
         self.logits = _f32(k.ROWS * vocab)
         self.stamps = np.zeros(plan.num_blocks + 3, np.int64)
-        self.ctl = aligned_bytes(CTL_WORDS * 4).view(np.int32)
+        self.ctl = aligned_bytes(ctl_words(threads) * 4).view(np.int32)
         cosine, sine = rope_tables(shape, self.context)
         cached = plan.num_blocks * shape.num_kv_heads * self.context
         self.keys, self.values = np.zeros(cached * shape.head_dim, np.float32), np.zeros(cached * head, np.float32)

@@ -19,7 +19,7 @@ def read_all(tid, num_threads, ctl, words, spin, sums, cycles):
     start = tid * part
     a0 = splat(np.float32(0))
     a1, a2, a3, a4, a5, a6, a7 = a0, a0, a0, a0, a0, a0, a0
-    barrier(ctl, num_threads, spin)
+    barrier(ctl, tid, num_threads, spin)
     began = read_cycles()
     for i in range(start, start + part, 8 * W):
         a0 = add(a0, load_f32(words, i))
@@ -31,6 +31,6 @@ def read_all(tid, num_threads, ctl, words, spin, sums, cycles):
         a6 = add(a6, load_f32(words, i + 6 * W))
         a7 = add(a7, load_f32(words, i + 7 * W))
     sums[tid] = reduce_add(add(add(add(a0, a1), add(a2, a3)), add(add(a4, a5), add(a6, a7))))
-    barrier(ctl, num_threads, spin)
+    barrier(ctl, tid, num_threads, spin)
     if tid == 0:
         cycles[0] = read_cycles() - began

@@ -88,7 +88,7 @@ def run_tokens(
         stamps[0] = read_cycles()
     for m in range(m0, m1):
         read_row(x, m * hidden_padded, arena, ops, blocks * OPS_PER_BLOCK, tokens[m])
-    barrier(ctl, num_threads, spin)
+    barrier(ctl, tid, num_threads, spin)
     if tid == 0:
         stamps[1] = read_cycles()
 
@@ -102,7 +102,7 @@ def run_tokens(
             if coded:
                 quantize(normed, rows + m * wide, hidden, xq, rows + m * wide, xs, xn, codes + m * s_stride)
         if not alone:
-            barrier(ctl, num_threads, spin)
+            barrier(ctl, tid, num_threads, spin)
         for j in range(3):
             to = 0 if j == 0 else (k_at if j == 1 else v_at)
             t0, t1 = _split(ops[at + j, 3], tid, num_threads)
@@ -110,7 +110,7 @@ def run_tokens(
                 qkv, to, qkv_stride, arena, ops, at + j,
                 normed, rows, wide, xq, rows, wide, xs, xn, codes, s_stride, count, t0, t1,
             )  # fmt: skip
-        barrier(ctl, num_threads, spin)
+        barrier(ctl, tid, num_threads, spin)
 
         for unit in range(kv_unit0, kv_unit1):
             m, h = unit // kv_heads, unit % kv_heads
@@ -121,7 +121,7 @@ def run_tokens(
             for e in range(head_dim):
                 keys[tile + e * W] = head[e]
                 values[slot + e] = qkv[from_ + v_at + e]
-        barrier(ctl, num_threads, spin)
+        barrier(ctl, tid, num_threads, spin)
 
         for unit in range(unit0, unit1):
             m, h = unit // heads, unit % heads
@@ -132,20 +132,20 @@ def run_tokens(
                 mixed, m * wide + h * head_dim, head, keys, kv_at * head_dim, values, kv_at * head_padded,
                 position + 1, head_dim, scores, head_padded,
             )  # fmt: skip
-        barrier(ctl, num_threads, spin)
+        barrier(ctl, tid, num_threads, spin)
 
         if ops[at + O, 0] >= Q8_0:
             for m in range(n0, n1):
                 quantize(mixed, m * wide, q_size, xq, rows + m * wide, xs, xn, codes + m * s_stride)
             if not alone:
-                barrier(ctl, num_threads, spin)
+                barrier(ctl, tid, num_threads, spin)
         t0, t1 = _split(ops[at + O, 3], tid, num_threads)
         matmul(
             up, 0, wide, arena, ops, at + O, mixed, 0, wide, xq, rows, wide, xs, xn, codes, s_stride, count, t0, t1
         )  # fmt: skip
         for m in range(count):
             add_rows(x, m * hidden_padded + t0 * W, up, m * wide + t0 * W, (t1 - t0) * W)
-        barrier(ctl, num_threads, spin)
+        barrier(ctl, tid, num_threads, spin)
 
         coded = max(ops[at + GATE, 0], ops[at + UP, 0]) >= Q8_0
         for m in range(n0, n1):
@@ -153,7 +153,7 @@ def run_tokens(
             if coded:
                 quantize(normed, rows + m * wide, hidden, xq, rows + m * wide, xs, xn, codes + m * s_stride)
         if not alone:
-            barrier(ctl, num_threads, spin)
+            barrier(ctl, tid, num_threads, spin)
         t0, t1 = _split(ops[at + GATE, 3], tid, num_threads)
         matmul(
             gate, 0, wide, arena, ops, at + GATE, normed, rows, wide, xq, rows, wide, xs, xn, codes, s_stride, count, t0, t1
@@ -163,20 +163,20 @@ def run_tokens(
         )  # fmt: skip
         for m in range(count):
             swiglu(gate, up, m * wide + t0 * W, m * wide + t1 * W)
-        barrier(ctl, num_threads, spin)
+        barrier(ctl, tid, num_threads, spin)
 
         if ops[at + DOWN, 0] >= Q8_0:
             for m in range(n0, n1):
                 quantize(gate, m * wide, ints[INNER], xq, rows + m * wide, xs, xn, codes + m * s_stride)
             if not alone:
-                barrier(ctl, num_threads, spin)
+                barrier(ctl, tid, num_threads, spin)
         t0, t1 = _split(ops[at + DOWN, 3], tid, num_threads)
         matmul(
             mixed, 0, wide, arena, ops, at + DOWN, gate, 0, wide, xq, rows, wide, xs, xn, codes, s_stride, count, t0, t1
         )  # fmt: skip
         for m in range(count):
             add_rows(x, m * hidden_padded + t0 * W, mixed, m * wide + t0 * W, (t1 - t0) * W)
-        barrier(ctl, num_threads, spin)
+        barrier(ctl, tid, num_threads, spin)
         if tid == 0:
             stamps[2 + block] = read_cycles()
 
@@ -191,12 +191,12 @@ def run_tokens(
             if ops[at, 0] >= Q8_0:
                 quantize(normed, rows + m * wide, hidden, xq, rows + m * wide, xs, xn, codes + m * s_stride)
         if asked > 1:
-            barrier(ctl, num_threads, spin)
+            barrier(ctl, tid, num_threads, spin)
         t0, t1 = _split(ops[at, 3], tid, num_threads)
         matmul(
             logits, 0, vocab_padded, arena, ops, at, normed, rows, wide, xq, rows, wide, xs, xn, codes, s_stride, asked, t0, t1
         )  # fmt: skip
-        barrier(ctl, num_threads, spin)
+        barrier(ctl, tid, num_threads, spin)
         if tid == 0:
             stamps[2 + blocks] = read_cycles()
 

@@ -20,8 +20,12 @@ from deepthin.engine.simd import (
     spin_pause,
 )
 
-JOB, JOB_PARKED, STOP, ARRIVED, PHASE, PHASE_PARKED = 0, 16, 32, 48, 64, 80
-CTL_WORDS = 96
+JOB, JOB_PARKED, STOP, ARRIVED, PHASE, PHASE_PARKED, PATIENCE = 0, 16, 32, 48, 64, 80, 96
+
+
+def ctl_words(num_threads: int) -> int:
+    """Length of ``ctl``: the shared words, then one word of patience a thread."""
+    return PATIENCE + 16 * num_threads
 
 
 @kernel
@@ -32,7 +36,10 @@ def cycles():
 
 @kernel
 def wait_while(ctl, word, parked, value, spin_cycles):
-    """Return once ``ctl[word]`` differs from ``value``; ``ctl[parked]`` counts the sleepers for :func:`publish`."""
+    """Return once ``ctl[word]`` differs from ``value``, and whether that took parking.
+
+    ``ctl[parked]`` counts the sleepers for :func:`publish`.
+    """
     start = read_cycles()
     spins = 0
     while atomic_load(ctl, word) == value:
@@ -43,7 +50,8 @@ def wait_while(ctl, word, parked, value, spin_cycles):
             while atomic_load(ctl, word) == value:
                 futex_wait(ctl, word, value)
             atomic_add(ctl, parked, np.int32(-1))
-            return
+            return True
+    return False
 
 
 @kernel
@@ -58,8 +66,12 @@ def publish(ctl, word, parked, value):
 
 
 @kernel
-def barrier(ctl, num_threads, spin_cycles):
-    """Return once all ``num_threads`` threads have called it; writes before it are seen by all after it."""
+def barrier(ctl, tid, num_threads, spin_cycles):
+    """Return once all ``num_threads`` threads have called it; writes before it are seen by all after it.
+
+    A thread whose wait ended in parking spins half as long the next time, down to 1/64 of ``spin_cycles``, and grows
+    patient again while waits stay short: with a core taken by another process, spinning only keeps the others from running.
+    """
     never_inline()
     if num_threads == 1:
         return
@@ -67,5 +79,10 @@ def barrier(ctl, num_threads, spin_cycles):
     if atomic_add(ctl, ARRIVED, np.int32(1)) == num_threads - 1:
         atomic_exchange(ctl, ARRIVED, np.int32(0))
         publish(ctl, PHASE, PHASE_PARKED, np.int32(phase + 1))
-    else:
-        wait_while(ctl, PHASE, PHASE_PARKED, phase, spin_cycles)
+        return
+    mine = PATIENCE + 16 * tid
+    patience = np.int64(ctl[mine])
+    if wait_while(ctl, PHASE, PHASE_PARKED, phase, patience):
+        ctl[mine] = max(patience // 2, spin_cycles // 64)
+    elif patience < spin_cycles:
+        ctl[mine] = min(patience + spin_cycles // 256, spin_cycles)

@@ -17,7 +17,7 @@ from deepthin.engine import jit
 from deepthin.engine.cpu import simd_target
 from deepthin.engine.decoder import Decoder
 from deepthin.engine.kernels import matvec
-from deepthin.engine.kernels.sync import CTL_WORDS, PHASE, PHASE_PARKED, publish, wait_while
+from deepthin.engine.kernels.sync import ctl_words, PHASE, PHASE_PARKED, publish, wait_while
 from deepthin.engine.model import random_model
 from deepthin.engine.plan import aligned_bytes
 from deepthin.engine.shape import Shape
@@ -107,7 +107,7 @@ def test_only_one_module_decorates_with_numba() -> None:
 
 
 def test_a_waiter_parks_instead_of_burning_a_core() -> None:
-    ctl = aligned_bytes(CTL_WORDS * 4).view(np.int32)
+    ctl = aligned_bytes(ctl_words(2) * 4).view(np.int32)
     wait_while(ctl, PHASE, PHASE_PARKED, np.int32(7), 0)  # compiled; returns at once, the word is 0
     waiter = threading.Thread(target=wait_while, args=(ctl, PHASE, PHASE_PARKED, np.int32(0), 100_000))
     waiter.start()
