@@ -17,7 +17,7 @@ from deepthin.engine import jit
 from deepthin.engine.cpu import simd_target
 from deepthin.engine.decoder import Decoder
 from deepthin.engine.kernels import matvec
-from deepthin.engine.kernels.sync import ctl_words, PHASE, PHASE_PARKED, publish, wait_while
+from deepthin.engine.kernels.sync import PHASE, PHASE_PARKED, ctl_words, publish, wait_while
 from deepthin.engine.model import random_model
 from deepthin.engine.plan import aligned_bytes
 from deepthin.engine.shape import Shape
