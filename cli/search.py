@@ -81,9 +81,14 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
     costs = BlockCosts(store, options.threads or default_threads(), config.context)
     document = run_search(config, measure=costs.measure, out=options.out, progress=progress)
     fresh = costs.num_measured
-    body: dict[str, Any] = {**document, "run": str(options.out), "measured_now": fresh, "export": None, "verification": None}
-    text = [front_text(document), f"{fresh} shapes timed now, front in {options.out / 'front.json'}"]
+    picks = dict.fromkeys((pick["shape"], pick["quant"]) for pick in document["picks"].values())
+    progress("timing whole models against the sums of their parts")
+    residuals = costs.check_residual([(Shape.parse(shape), quant) for shape, quant in picks])
+    body: dict[str, Any] = {**document, "run": str(options.out), "measured_now": fresh, "residuals": residuals}
+    text = [front_text(document), *map(_residual_text, residuals)]
+    text += [f"{fresh} shapes timed now, front in {options.out / 'front.json'}"]
     exit_code = 0
+    body |= {"export": None, "verification": None}
     if not options.no_export:
         pick = options.pick or document["recommended"]
         chosen = document["picks"][pick]
@@ -136,6 +141,16 @@ def _export(chosen: Mapping[str, Any], folder: Path, seed: int, progress: Progre
         seed=seed,
         overwrite=True,
         progress=lambda path: progress(f"writing {path}"),
+    )
+
+
+def _residual_text(row: Mapping[str, Any]) -> str:
+    """How well the sum of timed parts, which the search uses, agrees with running the whole model."""
+    gap = row["residual"]
+    noisy = " (noisy)" if row["flags"] else ""
+    return (
+        f"Parts against the whole of {row['shape']} {row['quant']}: sum of parts {gap['median']:+.1%} "
+        f"({gap['ci_low']:+.1%} to {gap['ci_high']:+.1%}) off{noisy}."
     )
 
 

@@ -33,6 +33,9 @@ def test_search_exports_and_verifies_its_pick(folder: Path, capsys: pytest.Captu
     for member in found["front"]:
         assert count_params(Shape.from_json(member["shape"])).total == member["params"] <= 400_000
         assert member["ms_per_token"]["unit"] == "ms"
+    checked = {(row["shape"], row["quant"]) for row in found["residuals"]}
+    assert checked == {(pick["shape"], pick["quant"]) for pick in found["picks"].values()}
+    assert all(row["residual"]["unit"] == "ratio" for row in found["residuals"])
     pick = found["picks"][found["recommended"]]
     assert found["export"]["shape"]["text"] == pick["shape"]
     assert found["verification"]["verdict"] == "pass"
@@ -65,6 +68,7 @@ def test_tables_for_people(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "budget 400k parameters, embedding included; 4 shapes tried" in text
     assert "fastest_tied (recommended)" in text
     assert "0 shapes timed now" in text
+    assert "Parts against the whole of L=" in text
 
 
 def test_other_settings_in_the_same_folder_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
