@@ -126,7 +126,7 @@ def measure(options: argparse.Namespace, arguments: Sequence[str]) -> list[dict[
             model = original if as_is else original.quantized(name)
             file = path if as_is else _write(model, Path(folder) / f"{name}.gguf")
             body = bench(model, config, files={PEER: file}, progress=partial(_say, name), strict=True)
-            lines += [{**head, **record} for record in records(body)]
+            lines += [{**head, **record, "model": path.stem} for record in records(body)]
             if not as_is:
                 file.unlink()
     return lines
@@ -199,7 +199,7 @@ def render(lines: Sequence[Mapping[str, Any]]) -> str:
             _interval(theirs["tok_s"], 0) if theirs["status"] == "ran" else f"{theirs['status']}: {theirs['why']}",
             "" if theirs["status"] != "ran" else _interval(_inverse(theirs["ratio_to_engine"]), 2),
             f"{ours['bytes_per_token'] / 1e6:.1f}",
-            "" if share is None else f"{share['median']:.0%}",
+            "" if share is None else f"{share['median']:.0%} of {ours['bandwidth'][0]['bytes_per_s']['median'] / 1e9:.0f} GB/s",
         ]
         table.append("| " + " | ".join(cells) + " |")
     return "\n".join([*table, "", *_caption(lines, flagged)])
@@ -208,16 +208,13 @@ def render(lines: Sequence[Mapping[str, Any]]) -> str:
 def _caption(lines: Sequence[Mapping[str, Any]], flagged: bool) -> list[str]:
     first = lines[0]
     machine, versions = first["machine"], first["machine"]["versions"]
-    rates = {one["threads"]: one["bytes_per_s"]["median"] for line in lines for one in line["bandwidth"]}
-    ceilings = ", ".join(f"{rate / 1e9:.0f} GB/s with {threads}" for threads, rate in sorted(rates.items()))
     text = [
-        f"{first['model']}. Medians with 95 % intervals; runtimes take turns within each round and read the same bytes. "
+        f"{first['model']} and its conversions. Medians with 95 % intervals; runtimes take turns within each round and "
+        f"load the same file; read bandwidth is measured in the same rounds, over as many bytes as a token reads. "
         f"Measured {first['created_utc'][:10]} on {machine.get('cpu_model', machine['arch'])} ({machine['usable_cpus']} CPUs, "
         f"{machine['simd']}, {machine['os']}), commit {first['commit']}{' with local changes' if first['dirty'] else ''}, "
         f"llama-cpp-python {versions.get('llama-cpp-python', 'unknown')}, `{first['command']}`."
     ]
-    if ceilings:
-        text.append(f"Read bandwidth over as many bytes as the last format's token: {ceilings} threads.")
     if flagged:
         flags = sorted({flag for line in lines for flag in line.get("flags", ())})
         text.append(f"\\* flagged by the measuring protocol ({', '.join(flags)}): trust it less.")

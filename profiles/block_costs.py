@@ -27,7 +27,7 @@ from deepthin.profiles.contention import CONTENTION_FLAGS
 from deepthin.profiles.machine import fingerprint, last_level_cache_bytes, machine_record
 from deepthin.profiles.protocol import Instruments, Rule, Session, measure
 from deepthin.profiles.schema import Measured, TokenCost, as_str
-from deepthin.profiles.statistics import composed, median
+from deepthin.profiles.statistics import composed, measured, median
 from deepthin.profiles.step_timer import MakeTimer, MakeWhole, StepTimer
 from deepthin.profiles.store import MeasurementStore
 
@@ -159,11 +159,15 @@ class BlockCosts:
         }
 
     def check_residual(self, shapes: Sequence[tuple[Shape, str]]) -> list[dict[str, Any]]:
-        """Composed cost against a whole model with random weights, for each (shape, quant); whole times are stored too.
+        """Sums of parts against whole models with random weights, for each (shape, quant); stored and reused like costs.
+
+        Parts and whole model take turns within each round, so that the residual is the model's error, not the machine's
+        drift since the parts were stored.
 
         Returns:
-            One row each: ``shape``, ``quant``, ``threads``, ``context``, ``composed_s`` and ``whole_s`` (measured objects),
-            ``residual`` = composed / whole - 1, and ``flags`` of either side.
+            One row each: ``shape``, ``quant``, ``threads``, ``context``; ``residual``, a measured ratio: parts timed now over
+            the whole, less 1; ``composed_s``, the cost the search used, and ``whole_s``, both measured;
+            ``composed_over_whole``, the ratio of their medians less 1, which holds the drift too; ``flags`` of either side.
         """
         rows = []
         for shape, quant in shapes:
@@ -171,27 +175,41 @@ class BlockCosts:
             key = {"part": "whole", "shape": shape.text, "quant": format_named(quant).name, **self._here}
             value = self._usable(self.store.get(key))
             if value is None:
-                self._say(f"timing the whole of {shape.text} in {quant}")
-                with self._make_whole(shape, quant, self.threads, self.context) as whole:
-                    subject = _Steps(whole, 1, self.context)
-                    rule = Rule(rounds=_ROUNDS, budget_s=self.budget_s, patience=PATIENCE)
-                    session = measure({"step": subject}, rule, gates=("total_s",), instruments=self._instruments)
-                value = _record(session, ("total_s",), ("total_s",))
+                value = self._time_whole(shape, quant)
                 self.store.put(key, value)
-            whole_s = Measured.from_json(value["total_s"])
+            whole_s = Measured.from_json(value["whole_s"])
             rows.append(
                 {
                     "shape": shape.text,
                     "quant": quant,
                     "threads": self.threads,
                     "context": self.context,
+                    "residual": value["residual"],
                     "composed_s": cost.seconds_per_token.to_json(),
-                    "whole_s": whole_s.to_json(),
-                    "residual": cost.seconds_per_token.median / whole_s.median - 1,
+                    "whole_s": value["whole_s"],
+                    "composed_over_whole": cost.seconds_per_token.median / whole_s.median - 1,
                     "flags": sorted({*cost.flags, *value["flags"]}),
                 }
             )
         return rows
+
+    def _time_whole(self, shape: Shape, quant: str) -> dict[str, Any]:
+        self._say(f"timing the whole of {shape.text} in {quant}")
+        blocks = working_set(shape, quant, self.context, self.cache_bytes).num_blocks
+        with (
+            self._make_timer(shape, quant, threads=self.threads, context=self.context + 1, num_blocks=blocks) as timer,
+            self._make_whole(shape, quant, self.threads, self.context) as whole,
+        ):
+            subjects = {"parts": _Steps(timer, blocks, self.context), "whole": _Steps(whole, shape.num_layers, self.context)}
+            rule = Rule(rounds=_ROUNDS, budget_s=2 * self.budget_s, patience=PATIENCE)
+            session = measure(subjects, rule, gates=("total_s",), instruments=self._instruments)
+        parts = session.samples["parts"]
+        sums = np.asarray(parts["block_s"]) * shape.num_executed_layers + sum(np.asarray(parts[name]) for name in _PARTS[1:])
+        return {
+            "whole_s": session.measured("whole", "total_s").to_json(),
+            "residual": measured(list(sums / np.asarray(session.samples["whole"]["total_s"]) - 1), "ratio").to_json(),
+            "flags": sorted(session.flags_of("whole", "total_s")),
+        }
 
     def _usable(self, value: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
         disturbed = value is not None and not CONTENTION_FLAGS.isdisjoint(value["flags"])

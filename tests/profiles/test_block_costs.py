@@ -169,13 +169,22 @@ def test_residual_compares_the_sum_with_the_whole(tmp_path: Path) -> None:
     fake.whole_extra_s = 0.25 * whole_s
     store = costs(tmp_path, fake)
     rows = store.check_residual([(SMALL, "q8_0")])
-    assert rows[0]["residual"] == pytest.approx(1 / 1.25 - 1)
+    assert rows[0]["residual"]["median"] == pytest.approx(1 / 1.25 - 1)
+    assert rows[0]["composed_over_whole"] == pytest.approx(1 / 1.25 - 1)
     assert rows[0]["whole_s"]["median"] == pytest.approx(1.25 * whole_s)
     assert (rows[0]["shape"], rows[0]["quant"], rows[0]["flags"]) == (SMALL.text, "q8_0", [])
     before = len(fake.made)
     assert costs(tmp_path, fake).check_residual([(SMALL, "q8_0")]) == rows
     assert len(fake.made) == before
     assert fake.open_timers == 0
+
+
+def test_residual_leaves_out_what_changed_since_the_parts_were_stored(tmp_path: Path) -> None:
+    costs(tmp_path, FakeMachine()).measure(SMALL, "q8_0")
+    slower = FakeMachine(bandwidth=1e10, layer_s=4e-5, overhead_s=2e-5)
+    row = costs(tmp_path, slower).check_residual([(SMALL, "q8_0")])[0]
+    assert row["residual"]["median"] == pytest.approx(0.0, abs=1e-9)
+    assert row["composed_over_whole"] == pytest.approx(-0.5, abs=0.01)
 
 
 def test_a_shape_the_engine_refuses_stores_nothing(tmp_path: Path) -> None:
