@@ -5,6 +5,7 @@ Knows nothing of files, text or sampling.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -93,7 +94,7 @@ class Runner:
             self.stamps,
         )  # fmt: skip
         self._workers = [
-            threading.Thread(target=k.work, args=(tid, threads, *self.arrays), name=f"deepthin-{tid}", daemon=True)
+            threading.Thread(target=_worker, args=(tid, threads, self.arrays), name=f"deepthin-{tid}", daemon=True)
             for tid in range(1, threads)
         ]
         for worker in self._workers:
@@ -239,6 +240,22 @@ def rope_tables(shape: Shape, context: int) -> tuple[F32, F32]:
     frequency = shape.rope_theta ** (-np.arange(half, dtype=np.float64) / half)
     angle = np.arange(context, dtype=np.float64)[:, None] * frequency
     return np.cos(angle).astype(np.float32).reshape(-1), np.sin(angle).astype(np.float32).reshape(-1)
+
+
+def _worker(tid: int, threads: int, arrays: tuple[Any, ...]) -> None:
+    """Body of thread ``tid``: pinned to a CPU of its own where there are enough, then compiled code until the end.
+
+    A woken worker otherwise often lands on the caller's CPU, and two threads that take turns there are never moved apart
+    (twice the time per token where it was measured). The caller's thread is not ours to pin, and its children inherit its
+    CPUs: it stays free and settles on the CPU the workers leave.
+    """
+    affinity = getattr(os, "sched_getaffinity", None)
+    if affinity:
+        cpus = sorted(affinity(0))
+        if threads <= len(cpus):
+            with contextlib.suppress(OSError):  # a container may forbid it; the threads then run where they are put
+                os.sched_setaffinity(0, {cpus[tid]})
+    k.work(tid, threads, *arrays)
 
 
 def _stop(ctl: Any, workers: list[threading.Thread]) -> None:
