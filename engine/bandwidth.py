@@ -33,7 +33,7 @@ def read_bandwidth(threads: int, num_bytes: int, repetitions: int) -> F64:
     words[:] = 1.0  # pages exist only once written
     ctl = aligned_bytes(ctl_words(threads) * 4).view(np.int32)
     sums, cycles = np.zeros(threads, np.float32), np.zeros(1, np.int64)
-    spin = int(50e-6 * cycles_per_second())
+    spin = int(200e-6 * cycles_per_second())
     samples = np.empty(repetitions + 1, np.float64)
     for index in range(repetitions + 1):
         others = [

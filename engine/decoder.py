@@ -27,9 +27,9 @@ from deepthin.engine.plan import Plan, aligned_bytes, plan_model
 from deepthin.engine.shape import Shape
 from deepthin.engine.simd import Q8_BIAS, W
 
-# how long a waiting thread spins before it parks: a barrier inside a token is reached by all within some 10 us unless one
-# of them lost its core; between tokens Python samples for some 50 us
-_SPIN_S = 50e-6
+# how long a waiting thread spins before it parks: several times the 50 us that waking a thread on an idle virtual CPU takes;
+# between tokens Python samples for some 50 us
+_SPIN_S = 200e-6
 _IDLE_SPIN_S = 300e-6
 
 
@@ -243,18 +243,18 @@ def rope_tables(shape: Shape, context: int) -> tuple[F32, F32]:
 
 
 def _worker(tid: int, threads: int, arrays: tuple[Any, ...]) -> None:
-    """Body of thread ``tid``: pinned to a CPU of its own where there are enough, then compiled code until the end.
+    """Body of thread ``tid``: put on a CPU of its own where there are enough, then compiled code until the end.
 
-    A woken worker otherwise often lands on the caller's CPU, and two threads that take turns there are never moved apart
-    (twice the time per token where it was measured). The caller's thread is not ours to pin, and its children inherit its
-    CPUs: it stays free and settles on the CPU the workers leave.
+    It is put there and not held there: when another process takes that CPU, the system must be able to move the worker to one
+    that a parked thread has left (held there, 64-layer tokens took up to 80 ms beside one busy process).
     """
     affinity = getattr(os, "sched_getaffinity", None)
     if affinity:
-        cpus = sorted(affinity(0))
+        cpus = affinity(0)
         if threads <= len(cpus):
             with contextlib.suppress(OSError):  # a container may forbid it; the threads then run where they are put
-                os.sched_setaffinity(0, {cpus[tid]})
+                os.sched_setaffinity(0, {sorted(cpus)[tid]})
+                os.sched_setaffinity(0, cpus)
     k.work(tid, threads, *arrays)
 
 

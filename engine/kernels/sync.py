@@ -20,12 +20,15 @@ from deepthin.engine.simd import (
     spin_pause,
 )
 
-JOB, JOB_PARKED, STOP, ARRIVED, PHASE, PHASE_PARKED, PATIENCE = 0, 16, 32, 48, 64, 80, 96
+JOB, JOB_PARKED, STOP, ARRIVED, PHASE, PHASE_PARKED, HASTE = 0, 16, 32, 48, 64, 80, 96
+
+LOST_CORE = 4  # spin times after which a wait can only mean that a thread does not run
+HASTY_WAITS = 64  # about a third of a 30-layer token
 
 
 def ctl_words(num_threads: int) -> int:
-    """Length of ``ctl``: the shared words, then one word of patience a thread."""
-    return PATIENCE + 16 * num_threads
+    """Length of ``ctl``: the shared words, then one word of haste a thread."""
+    return HASTE + 16 * num_threads
 
 
 @kernel
@@ -36,7 +39,7 @@ def cycles():
 
 @kernel
 def wait_while(ctl, word, parked, value, spin_cycles):
-    """Return once ``ctl[word]`` differs from ``value``, and whether that took parking.
+    """Return once ``ctl[word]`` differs from ``value``: the cycles waited if that took parking, else 0.
 
     ``ctl[parked]`` counts the sleepers for :func:`publish`.
     """
@@ -50,8 +53,8 @@ def wait_while(ctl, word, parked, value, spin_cycles):
             while atomic_load(ctl, word) == value:
                 futex_wait(ctl, word, value)
             atomic_add(ctl, parked, np.int32(-1))
-            return True
-    return False
+            return read_cycles() - start
+    return 0
 
 
 @kernel
@@ -69,8 +72,9 @@ def publish(ctl, word, parked, value):
 def barrier(ctl, tid, num_threads, spin_cycles):
     """Return once all ``num_threads`` threads have called it; writes before it are seen by all after it.
 
-    A thread whose wait ended in parking spins half as long the next time, down to 1/64 of ``spin_cycles``, and grows
-    patient again while waits stay short: with a core taken by another process, spinning only keeps the others from running.
+    ``spin_cycles`` must be well above the time a sleeper takes to wake, or one park leads to the next and every barrier
+    costs a wake-up. A wait several times as long means that some thread has lost its core to another process: then, for
+    the next waits, this thread gives its own core up almost at once, since spinning only keeps the others from running.
     """
     never_inline()
     if num_threads == 1:
@@ -80,9 +84,10 @@ def barrier(ctl, tid, num_threads, spin_cycles):
         atomic_exchange(ctl, ARRIVED, np.int32(0))
         publish(ctl, PHASE, PHASE_PARKED, np.int32(phase + 1))
         return
-    mine = PATIENCE + 16 * tid
-    patience = np.int64(ctl[mine])
-    if wait_while(ctl, PHASE, PHASE_PARKED, phase, patience):
-        ctl[mine] = max(patience // 2, spin_cycles // 64)
-    elif patience < spin_cycles:
-        ctl[mine] = min(patience + spin_cycles // 256, spin_cycles)
+    mine = HASTE + 16 * tid
+    hasty = ctl[mine]
+    waited = wait_while(ctl, PHASE, PHASE_PARKED, phase, spin_cycles // 64 if hasty > 0 else spin_cycles)
+    if waited > LOST_CORE * spin_cycles:
+        ctl[mine] = HASTY_WAITS
+    elif hasty > 0:
+        ctl[mine] = hasty - 1
