@@ -23,7 +23,8 @@ from deepthin.engine.kernels import decode as k
 from deepthin.engine.kernels.sync import ctl_words, cycles
 from deepthin.engine.model import Model
 from deepthin.engine.plan import Plan, aligned_bytes, plan_model
-from deepthin.engine.shape import Shape
+from deepthin.engine.rope import rope_tables
+from deepthin.engine.shape import MLP_KINDS, Shape
 from deepthin.engine.simd import Q8_BIAS, W
 
 # how long a waiting thread spins before it parks: a barrier inside a token is reached by all within some 10 us unless one
@@ -72,17 +73,22 @@ class Runner:
             (k.SPIN, int(_SPIN_S * rate)),
             (k.IDLE_SPIN, int(_IDLE_SPIN_S * rate)),
             (k.WIDEST, widest),
+            (k.MLP, MLP_KINDS.index(shape.mlp)),
+            (k.QK_NORM, shape.qk_norm),
+            (k.QKV_BIAS, shape.qkv_bias),
+            (k.NOPE_EVERY, shape.nope_every),
+            (k.RUNS, plan.runs),
         ):
             self.ints[index] = value
         self.tokens = np.zeros(k.ROWS, np.int64)
         self.logits = _f32(k.ROWS * vocab)
         self.stamps = np.zeros(plan.num_blocks + 3, np.int64)
         self.ctl = aligned_bytes(ctl_words(threads) * 4).view(np.int32)
-        cosine, sine = rope_tables(shape, self.context)
+        cosine, sine = _turns(shape, self.context)
         cached = plan.num_blocks * shape.num_kv_heads * self.context
         self.keys, self.values = np.zeros(cached * shape.head_dim, np.float32), np.zeros(cached * head, np.float32)
         self.arrays: tuple[Any, ...] = (
-            self.ctl, self.ints, np.float32(shape.rms_norm_eps), self.tokens, plan.ops, plan.arena, plan.norms.reshape(-1),
+            self.ctl, self.ints, np.float32(shape.rms_norm_eps), self.tokens, plan.ops, plan.arena, plan.norms,
             cosine, sine,
             _f32(k.ROWS * hidden), _f32(k.ROWS * (q_size + 2 * kv_size)),
             _f32(k.ROWS * widest), _f32(k.ROWS * widest), _f32(k.ROWS * widest),
@@ -233,12 +239,11 @@ def cycles_per_second() -> float:
     return _rate[0]
 
 
-def rope_tables(shape: Shape, context: int) -> tuple[F32, F32]:
-    """Cosines and sines f32 [context * E / 2] of position · theta^(-2i/E), computed in f64."""
-    half = shape.head_dim // 2
-    frequency = shape.rope_theta ** (-np.arange(half, dtype=np.float64) / half)
-    angle = np.arange(context, dtype=np.float64)[:, None] * frequency
-    return np.cos(angle).astype(np.float32).reshape(-1), np.sin(angle).astype(np.float32).reshape(-1)
+def _turns(shape: Shape, context: int) -> tuple[F32, F32]:
+    """Cosines and sines f32 [(context + 1) * E / 2]; the last position is no turn at all, for blocks without positions."""
+    cosine, sine = rope_tables(shape.head_dim, shape.rope_theta, shape.rope_scaling, context + 1)
+    cosine[context], sine[context] = 1, 0
+    return cosine.reshape(-1), sine.reshape(-1)
 
 
 def _stop(ctl: Any, workers: list[threading.Thread]) -> None:

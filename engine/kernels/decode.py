@@ -12,7 +12,9 @@ The plan, made by ``engine/plan.py``:
     ints   i64   see the index names below
     ops    i64   [blocks * 7 + 2, 5]   (format, data offset, scale offset, tiles, columns) of q k v o gate up down per block,
                  then embedding and head
-    norms  f32   [blocks * 2 + 1, Dp]  attention norm and MLP norm per block, then the final norm
+    norms  f32   [blocks * 2 + 1, Dp]  attention norm and MLP norm per block, then the final norm; behind them
+                 [blocks, (HE)p + 2 (KE)p + 2 Ep]  biases of q k v, then the norms of a query and of a key head
+    A block without a gate has its one inner product in the gate's place and none in that of up.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import numpy as np
 
 from deepthin.engine.jit import kernel
 from deepthin.engine.kernels.attention import attend
-from deepthin.engine.kernels.elementwise import add_rows, quantize, rms_norm, rotate, swiglu
+from deepthin.engine.kernels.elementwise import add_rows, gelu, head_norm, quantize, relu2, rms_norm, rotate, swiglu
 from deepthin.engine.kernels.matmul import matmul
 from deepthin.engine.kernels.matvec import Q8_0, read_row
 from deepthin.engine.kernels.sync import JOB, JOB_PARKED, STOP, barrier, publish, wait_while
@@ -30,7 +32,9 @@ from deepthin.engine.simd import W, atomic_load, read_cycles
 # indices into ``ints``
 NUM_BLOCKS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, VOCAB, CONTEXT = range(8)
 NUM_TOKENS, POSITION, LOGITS, SPIN, IDLE_SPIN, WIDEST = range(8, 14)
-NUM_INTS = 14
+MLP, QK_NORM, QKV_BIAS, NOPE_EVERY, RUNS = range(14, 19)
+NUM_INTS = 19
+SWIGLU, GELU, RELU2 = range(3)  # ints[MLP], as MLP_KINDS of engine/shape.py has them
 ROWS = 32  # most tokens that go through the blocks together
 LOGITS_NONE, LOGITS_LAST, LOGITS_ALL = range(3)
 Q, K, V, O, GATE, UP, DOWN = range(7)  # noqa: E741
@@ -52,7 +56,7 @@ def run_tokens(
     """Append ``ints[NUM_TOKENS]`` = M tokens at ``ints[POSITION]`` and leave logits as ``ints[LOGITS]`` asks.
 
     Shapes:
-        tokens i64 [ROWS]              arena u8, packed weights      cosine, sine f32 [P * E / 2]
+        tokens i64 [ROWS]              arena u8, packed weights      cosine, sine f32 [(P + 1) * E / 2]
         x f32 [ROWS * Dp] residual     qkv f32 [ROWS * (HEp + 2 KEp)]        mixed, up f32 [ROWS * S]   gate f32 [ROWS * S]
         logits f32 [ROWS * Vp], or [Vp] for the last token only
         keys f32 [blocks * K * P * E]  values f32 [blocks * K * P * Ep]
@@ -73,6 +77,7 @@ def run_tokens(
     hidden_padded = (hidden + W - 1) // W * W
     vocab_padded = (ints[VOCAB] + W - 1) // W * W
     s_stride = wide // 32
+    mlp, has_head_norms, biased, nope_every = ints[MLP], ints[QK_NORM] != 0, ints[QKV_BIAS] != 0, ints[NOPE_EVERY]
     key_scale = np.float32(1.0 / np.sqrt(np.float64(head_dim)))
     scores, head = all_scores[tid], all_head[tid]
     # one token: every thread prepares it in a row of its own; several: each thread prepares its share, and all wait
@@ -95,6 +100,8 @@ def run_tokens(
     for block in range(blocks):
         at = block * OPS_PER_BLOCK
         cache_at = block * kv_heads * context
+        vectors = (2 * blocks + 1) * hidden_padded + block * (qkv_stride + 2 * head_padded)
+        turns = nope_every == 0 or (block // ints[RUNS] + 1) % nope_every != 0
 
         coded = max(ops[at + Q, 0], ops[at + K, 0], ops[at + V, 0]) >= Q8_0
         for m in range(n0, n1):
@@ -110,12 +117,20 @@ def run_tokens(
                 qkv, to, qkv_stride, arena, ops, at + j,
                 normed, rows, wide, xq, rows, wide, xs, xn, codes, s_stride, count, t0, t1,
             )  # fmt: skip
+            if biased:
+                for m in range(count):
+                    add_rows(qkv, m * qkv_stride + to + t0 * W, norms, vectors + to + t0 * W, (t1 - t0) * W)
         barrier(ctl, tid, num_threads, spin)
 
         for unit in range(kv_unit0, kv_unit1):
             m, h = unit // kv_heads, unit % kv_heads
             position, from_ = start + m, m * qkv_stride + h * head_dim
-            rotate(head, 0, qkv, from_ + k_at, cosine, sine, position * half, half, np.float32(1))
+            turn = (position if turns else context) * half
+            if has_head_norms:
+                head_norm(head, 0, qkv, from_ + k_at, norms, vectors + qkv_stride + head_padded, head_dim, eps)
+                rotate(head, 0, head, 0, cosine, sine, turn, half, np.float32(1))
+            else:
+                rotate(head, 0, qkv, from_ + k_at, cosine, sine, turn, half, np.float32(1))
             tile = (cache_at + h * context) * head_dim + position // W * W * head_dim + position % W
             slot = (cache_at + h * context + position) * head_padded
             for e in range(head_dim):
@@ -126,7 +141,12 @@ def run_tokens(
         for unit in range(unit0, unit1):
             m, h = unit // heads, unit % heads
             position = start + m
-            rotate(head, 0, qkv, m * qkv_stride + h * head_dim, cosine, sine, position * half, half, key_scale)
+            turn = (position if turns else context) * half
+            if has_head_norms:
+                head_norm(head, 0, qkv, m * qkv_stride + h * head_dim, norms, vectors + qkv_stride, head_dim, eps)
+                rotate(head, 0, head, 0, cosine, sine, turn, half, key_scale)
+            else:
+                rotate(head, 0, qkv, m * qkv_stride + h * head_dim, cosine, sine, turn, half, key_scale)
             kv_at = cache_at + h // group * context
             attend(
                 mixed, m * wide + h * head_dim, head, keys, kv_at * head_dim, values, kv_at * head_padded,
@@ -158,11 +178,17 @@ def run_tokens(
         matmul(
             gate, 0, wide, arena, ops, at + GATE, normed, rows, wide, xq, rows, wide, xs, xn, codes, s_stride, count, t0, t1
         )  # fmt: skip
-        matmul(
-            up, 0, wide, arena, ops, at + UP, normed, rows, wide, xq, rows, wide, xs, xn, codes, s_stride, count, t0, t1
-        )  # fmt: skip
+        if mlp == SWIGLU:
+            matmul(
+                up, 0, wide, arena, ops, at + UP, normed, rows, wide, xq, rows, wide, xs, xn, codes, s_stride, count, t0, t1
+            )  # fmt: skip
         for m in range(count):
-            swiglu(gate, up, m * wide + t0 * W, m * wide + t1 * W)
+            if mlp == SWIGLU:
+                swiglu(gate, up, m * wide + t0 * W, m * wide + t1 * W)
+            elif mlp == RELU2:
+                relu2(gate, m * wide + t0 * W, m * wide + t1 * W)
+            else:
+                gelu(gate, m * wide + t0 * W, m * wide + t1 * W)
         barrier(ctl, tid, num_threads, spin)
 
         if ops[at + DOWN, 0] >= Q8_0:

@@ -10,9 +10,9 @@ import time
 import numpy as np
 import pytest
 
-from deepthin.engine.cpu import TARGETS, codegen_cpu
+from deepthin.engine.cpu import usable_targets
 from deepthin.engine.decoder import Decoder
-from deepthin.engine.errors import UnsupportedError, UsageError
+from deepthin.engine.errors import UsageError
 from deepthin.engine.formats import FORMATS
 from deepthin.engine.model import Model, Tensor, random_model
 from deepthin.engine.reference import Reference
@@ -113,17 +113,6 @@ def test_bytes_per_token_are_those_of_the_file_plus_padding() -> None:
         assert decoder.bytes_per_token == stored + FORMATS["q8_0"].row_bytes(64)
 
 
-@pytest.mark.parametrize(
-    ("text", "word"), [("mlp=gelu", "mlp=gelu"), ("qk_norm", "qk_norm"), ("share=2", "share=2"), ("mlp=relu2", "mlp=relu2")]
-)
-def test_what_kernels_do_not_do_is_refused_by_name(text: str, word: str) -> None:
-    shape = Shape.parse(f"L=1,d=32,heads=2,kv=2,ff=32,vocab=32,tied,{text}")
-    with pytest.raises(UnsupportedError, match=word):
-        Decoder(random_model(shape))
-    with pytest.raises(UnsupportedError, match=word):
-        SyntheticDecoder(shape, "q8_0", threads=1, context=16, num_blocks=1)
-
-
 def test_wrong_calls_are_refused_and_change_nothing() -> None:
     with Decoder(random_model(ODD), threads=1, context=8) as decoder:
         for ids, word in (([], "no token ids"), ([95], "outside the vocabulary of 95"), ([-1], "-1"), (IDS, "larger context")):
@@ -191,7 +180,7 @@ def _run_forced(script: str, **environment: str) -> subprocess.CompletedProcess[
     )
 
 
-@pytest.mark.parametrize("target", [t for t, needs in TARGETS.items() if codegen_cpu().features.issuperset(needs)])
+@pytest.mark.parametrize("target", usable_targets())
 def test_every_target_this_cpu_has_decodes(target: str) -> None:
     result = _run_forced(_SCRIPT, DEEPTHIN_SIMD=target)
     assert result.returncode == 0, result.stderr[-2000:]

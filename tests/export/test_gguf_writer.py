@@ -112,8 +112,8 @@ def test_more_tokens_than_embedding_rows_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_shape_outside_the_architecture_is_refused(tmp_path: Path) -> None:
-    model = lively_model(Shape.parse("L=1,d=32,heads=2,ff=64,vocab=40,qk_norm"))
-    with pytest.raises(UnsupportedError, match=r"gguf: .*qk_norm"):
+    model = lively_model(Shape.parse("L=1,d=32,heads=2,ff=64,vocab=40,mlp=gelu"))
+    with pytest.raises(UnsupportedError, match=r"gguf: .*mlp=gelu"):
         write_gguf(model, tmp_path / "model.gguf")
     assert not list(tmp_path.iterdir())
 
