@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from deepthin.engine.cpu import simd_target
 from deepthin.engine.jit import kernel
 from deepthin.engine.kernels.matvec import BF16, F16, Q4_0, Q4_1, Q8_0, matvec
 from deepthin.engine.simd import (
@@ -282,6 +283,10 @@ def tiles_bf16(
                 b0 = fma(w, splat(x[x1 + c]), b0)
             store_f32(out, to, add(add(a0, a1), add(a2, a3)))
             store_f32(out, to + out_stride, add(add(b0, b1), add(b2, b3)))
+
+
+if simd_target() == "neon_i8mm":
+    from deepthin.engine.kernels.matmul_i8mm import tiles_q4_0, tiles_q4_1, tiles_q8_0
 
 
 @kernel

@@ -10,8 +10,14 @@ from deepthin.engine.cpu import has_half_and_fma, simd_target
 
 if simd_target() == "avx512_vnni":
     from deepthin.engine.simd.avx512_vnni import Q8_BIAS, W, dot4_nibbles, dot4_q8
+elif simd_target() == "avx_vnni":
+    from deepthin.engine.simd.avx_vnni import Q8_BIAS, W, dot4_nibbles, dot4_q8
 elif simd_target() == "avx2":
     from deepthin.engine.simd.avx2 import Q8_BIAS, W, dot4_nibbles, dot4_q8
+elif simd_target() in ("neon_i8mm", "neon_dotprod"):
+    from deepthin.engine.simd.neon_dotprod import Q8_BIAS, W, dot4_nibbles, dot4_q8
+elif simd_target() == "neon":
+    from deepthin.engine.simd.neon import Q8_BIAS, W, dot4_nibbles, dot4_q8
 else:
     from deepthin.engine.simd.portable import Q8_BIAS, W, dot4_nibbles, dot4_q8
 
