@@ -14,7 +14,7 @@ from deepthin.cli.sizes import bytes_text, parse_counts
 from deepthin.cli.source import open_source
 from deepthin.cli.table import table
 from deepthin.engine.errors import UnsupportedError
-from deepthin.engine.formats import FORMATS
+from deepthin.engine.formats import BODY_QUANTS
 
 if TYPE_CHECKING:
     from deepthin.engine.model import Model
@@ -34,7 +34,7 @@ interval wider than 3 % is measured again or flagged. The share is weight bytes 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this command."""
     add_source(parser)
-    parser.add_argument("--quant", choices=list(FORMATS), help="convert the weights first (default: as stored, else q4_0)")
+    parser.add_argument("--quant", choices=BODY_QUANTS, help="convert the weights first (default: as stored, else q4_0)")
     parser.add_argument(
         "--threads",
         type=argument(parse_counts),
@@ -100,8 +100,9 @@ def _write_onnx(model: Model, path: Path) -> None:
         UnsupportedError: the file would hold other weights than the model, or the shape has no operator.
     """
     from deepthin.export.onnx_model import write_onnx
+    from deepthin.export.onnx_weights import BITS
 
-    halves = sorted({tensor.format.name for tensor in model.tensors.values()} & {"f16", "bf16"})
+    halves = sorted({tensor.format.name for tensor in model.tensors.values()} - {"f32", *BITS})
     if halves:
         raise UnsupportedError(
             f"our ONNX files hold {halves[0]} weights as f32, so this would compare unequal bytes; try --quant f32 or q8_0"

@@ -12,7 +12,7 @@ from deepthin.cli.outcome import Outcome
 from deepthin.cli.progress import Progress
 from deepthin.cli.source import open_source
 from deepthin.engine.errors import UsageError
-from deepthin.engine.formats import FORMATS
+from deepthin.engine.formats import BODY_QUANTS
 
 if TYPE_CHECKING:
     from deepthin.engine.model import Model
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--threads", type=whole(1, 4096), metavar="N", help="default: every CPU this process may use")
     parser.add_argument("--context", type=whole(1, 1 << 24), metavar="N", help="cached positions (default: just enough)")
-    parser.add_argument("--quant", choices=list(FORMATS), help="convert the weights first (default: as stored, else q4_0)")
+    parser.add_argument("--quant", choices=BODY_QUANTS, help="convert the weights first (default: as stored, else q4_0)")
     parser.add_argument("--ignore-eos", action="store_true", help="go on after the model's end token")
 
 

@@ -25,7 +25,8 @@ from deepthin.engine.jit import kernel
 from deepthin.engine.kernels.attention import attend
 from deepthin.engine.kernels.elementwise import add_rows, gelu, head_norm, quantize, relu2, rms_norm, rotate, swiglu
 from deepthin.engine.kernels.matmul import matmul
-from deepthin.engine.kernels.matvec import Q8_0, read_row
+from deepthin.engine.kernels.matvec import Q8_0
+from deepthin.engine.kernels.rows import read_row
 from deepthin.engine.kernels.sync import JOB, JOB_PARKED, STOP, barrier, publish, wait_while
 from deepthin.engine.simd import W, atomic_load, read_cycles
 

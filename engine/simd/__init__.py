@@ -51,20 +51,26 @@ load_bf16 = _v.load_bf16
 load_bytes = _v.load_bytes
 load_f16 = _v.load_f16
 load_f32 = _v.load_f32
+load_s8 = _v.load_s8
+load_u8 = _v.load_u8
 low_nibbles = _v.low_nibbles
 maximum = _v.maximum
 absolute = _v.absolute
 mul = _v.mul
+raised = _v.raised
 reduce_add = _v.reduce_add
 reduce_add_i32 = _v.reduce_add_i32
 reduce_max = _v.reduce_max
 round_i32 = _v.round_i32
 splat = _v.splat
+splat_byte = _v.splat_byte
 splat_i32 = _v.splat_i32
 store_f32 = _v.store_f32
 store_i8 = _v.store_i8
 sub = _v.sub
+sub_i32 = _v.sub_i32
 prefetch = _v.prefetch
+with_high_bits = _v.with_high_bits
 
 __all__ = [
     "Q8_BIAS",
@@ -89,14 +95,17 @@ __all__ = [
     "load_bytes",
     "load_f16",
     "load_f32",
+    "load_s8",
     "load_scalar_bf16",
     "load_scalar_f16",
     "load_scalar_f32",
+    "load_u8",
     "low_nibbles",
     "maximum",
     "mul",
     "never_inline",
     "prefetch",
+    "raised",
     "read_cycles",
     "reduce_add",
     "reduce_add_i32",
@@ -104,8 +113,11 @@ __all__ = [
     "round_i32",
     "spin_pause",
     "splat",
+    "splat_byte",
     "splat_i32",
     "store_f32",
     "store_i8",
     "sub",
+    "sub_i32",
+    "with_high_bits",
 ]

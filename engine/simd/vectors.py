@@ -80,16 +80,22 @@ class Vectors:
         else:
             self.load_f16 = load(f32, vector(I16, lanes), lambda builder, value: f16_to_f32(builder, value, lanes))
 
+        narrow = vector(I8, lanes)
+        self.load_u8 = load(f32, narrow, lambda builder, value: builder.uitofp(builder.zext(value, v_i32), v_f32))
+        self.load_s8 = load(f32, narrow, lambda builder, value: builder.sitofp(builder.sext(value, v_i32), v_f32))
+
         self.add = binary(f32, lambda b, x, y: b.fadd(x, y))
         self.sub = binary(f32, lambda b, x, y: b.fsub(x, y))
         self.mul = binary(f32, lambda b, x, y: b.fmul(x, y))
         self.div = binary(f32, lambda b, x, y: b.fdiv(x, y))
         self.add_i32 = binary(i32, lambda b, x, y: b.add(x, y))
+        self.sub_i32 = binary(i32, lambda b, x, y: b.sub(x, y))
         self.maximum = binary(f32, lambda b, x, y: b.select(b.fcmp_ordered(">", x, y), x, y))
         self.absolute = unary(f32, f32, lambda b, x: call(b, f"llvm.fabs.v{lanes}f32", v_f32, [x]))
         self.as_f32 = unary(f32, i32, lambda b, x: b.sitofp(x, v_f32))
         self.low_nibbles = unary(byte, byte, lambda b, x: b.and_(x, constant(I8, 4 * lanes, 15)))
         self.high_nibbles = unary(byte, byte, lambda b, x: b.lshr(x, constant(I8, 4 * lanes, 4)))
+        self.raised = unary(byte, byte, lambda b, x: self._shifted(b, x, b.shl, ir.Constant(I32, 4)))
         self.round_i32 = unary(i32, f32, self._round_i32)
         self.exp = unary(f32, f32, self._exp)
 
@@ -121,6 +127,26 @@ class Vectors:
                 return builder.bitcast(splat(builder, builder.load(at, align=1), lanes), vector(I8, 4 * lanes))
 
             return byte(array, types.intp), emit
+
+        @intrinsic
+        def with_high_bits(typing: Any, low: Any, plane: Any, shift: Any, mask: Any) -> Any:
+            """Low | (plane >> shift) & mask in every byte; the bits that mask keeps must come from the byte itself."""
+
+            def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+                low, plane, shift, mask = args
+                moved = self._shifted(builder, plane, builder.lshr, builder.trunc(shift, I32))
+                return builder.or_(low, builder.and_(moved, splat(builder, builder.trunc(mask, I8), 4 * lanes)))
+
+            return byte(byte, byte, types.int64, types.int64), emit
+
+        @intrinsic
+        def splat_byte(typing: Any, value: Any) -> Any:
+            """The low byte of ``value`` everywhere."""
+
+            def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+                return splat(builder, builder.trunc(args[0], I8), 4 * lanes)
+
+            return byte(types.int64), emit
 
         @intrinsic
         def store_f32(typing: Any, array: Any, index: Any, value: Any) -> Any:
@@ -168,7 +194,12 @@ class Vectors:
         self.fma, self.splat, self.splat_i32, self.broadcast4 = fma, splat_f32, splat_i32, broadcast4
         self.store_f32, self.store_i8 = store_f32, store_i8
         self.reduce_add, self.reduce_add_i32, self.reduce_max = reduce_add, reduce_add_i32, reduce_max
-        self.prefetch = prefetch
+        self.prefetch, self.with_high_bits, self.splat_byte = prefetch, with_high_bits, splat_byte
+
+    def _shifted(self, builder: Any, value: Any, shift: Any, count: Any) -> Any:
+        """Bytes shifted as the words they make up, since few CPUs shift bytes; bits cross into the next byte."""
+        words = builder.bitcast(value, vector(I32, self.lanes))
+        return builder.bitcast(shift(words, splat(builder, count, self.lanes)), value.type)
 
     def _tree(self, builder: Any, value: Any, kind: str) -> Any:
         """Reduce lanes by halves, so the order is fixed: lane i meets lane i + half."""
