@@ -1,4 +1,4 @@
-"""Writes a Hugging Face folder of the class that fits: ``config.json``, ``model.safetensors``, ``generation_config.json``, tokenizer files.
+"""Writes a Hugging Face folder of the class that fits: config, ``model.safetensors``, generation config, tokenizer files.
 
 Weights are the model's values, dequantised when it stores blocks, in Hugging Face's row order (which is our canonical one).
 No chat template is written: templates are code, and this exporter passes none on.

@@ -151,6 +151,7 @@ class BlockCosts:
             "inner": shape.intermediate_size,
             "mlp": shape.mlp,
             "qk_norm": shape.qk_norm,
+            **({"qkv_bias": True} if shape.qkv_bias else {}),
             "quant": format_named(quant).name,
         }
         return {
