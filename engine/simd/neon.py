@@ -14,7 +14,7 @@ _i32, _bytes = Vec("i32", W), Vec("i8", 4 * W)
 
 @intrinsic
 def _dot4(typing: Any, acc: Any, weights: Any, activations: Any) -> Any:
-    """Acc + dot4(i8 weights, i8 activations in -127..127) per lane; nibbles 0..15 are the same read signed.
+    """Acc + dot4(i8 weights, i8 activations in -127..127) per lane; codes 0..127 are the same read signed.
 
     Exact: two neighbouring products sum to at most 2 * 128 * 127 < 2^15.
     """

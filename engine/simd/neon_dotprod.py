@@ -14,7 +14,7 @@ _i32, _bytes = Vec("i32", W), Vec("i8", 4 * W)
 
 @intrinsic
 def _sdot(typing: Any, acc: Any, weights: Any, activations: Any) -> Any:
-    """Acc + dot4(i8 weights, i8 activations) per lane; exact, and nibbles 0..15 are the same read signed."""
+    """Acc + dot4(i8 weights, i8 activations) per lane; exact, and codes 0..127 are the same read signed."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         needs(builder, "+dotprod")

@@ -109,6 +109,17 @@ def test_forcing_takes_a_lesser_target_and_refuses_a_better_one_in_words(monkeyp
         cpu.simd_target()
 
 
+@pytest.mark.parametrize("target", cpu.TARGETS)
+def test_this_cpu_takes_the_targets_it_has_and_refuses_the_others(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    usable = target in cpu.usable_targets()
+    monkeypatch.setenv("DEEPTHIN_SIMD", target)
+    if usable:
+        assert cpu.simd_target() == target
+    else:
+        with pytest.raises(UsageError, match=f"DEEPTHIN_SIMD={target} needs .*which CPU .* lacks; use one of .*portable"):
+            cpu.simd_target()
+
+
 class _Function:
     """A C function that takes the types set on it and answers from a table."""
 

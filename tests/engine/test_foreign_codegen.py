@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.cross_compile import kernel_assembly
 
-BLOCK_KERNELS = ("matvec_q4_0", "matvec_q8_0", "tiles_q4_0", "tiles_q8_0")
+BLOCK_KERNELS = ("matvec_q4_0", "matvec_q8_0", "tiles_q4_0", "tiles_q8_0", "tiles_q5_0")
 ARM_DOTS = r"\b(sdot|udot|usdot|smmla|ummla|usmmla)\b"
 # LLVM's own list for these CPUs names neither dotprod nor i8mm; the system does
 ARM_LIST = "+aes,+crc,+fp-armv8,+lse,+neon,-rand,+sha2,-sve"
