@@ -16,7 +16,8 @@ from deepthin.engine.formats import F32, FORMATS, GGUF_TYPES
 from deepthin.engine.gguf_file import GgufFile
 from deepthin.engine.model import Model, Tensor, TokenizerSpec
 from deepthin.engine.pretokenizers import pre_tokenizer_named
-from deepthin.engine.rope import RopeScaling, scaling_of_factors
+from deepthin.engine.rope import scaling_of_factors
+from deepthin.engine.rope_scaling import RopeScaling
 from deepthin.engine.shape import Shape
 from deepthin.engine.tensors import canonical_row_order, tensor_specs
 

@@ -27,7 +27,7 @@ from deepthin.engine.architectures import (
 )
 from deepthin.engine.errors import FormatError, ShapeError, UnsupportedError
 from deepthin.engine.model import TokenizerSpec
-from deepthin.engine.rope import RopeScaling
+from deepthin.engine.rope_scaling import RopeScaling
 from deepthin.engine.shape import Shape
 
 _MOBILELLM = "MobileLLMForCausalLM"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from deepthin.engine.errors import ShapeError
-from deepthin.engine.rope import RopeScaling
+from deepthin.engine.rope_scaling import RopeScaling
 
 MLP_KINDS = ("swiglu", "gelu", "relu2")  # swiglu has three matrices, the others two
 _TEXT_KEYS = {

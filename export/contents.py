@@ -15,7 +15,8 @@ from deepthin.engine.errors import FormatError
 from deepthin.engine.formats import BODY_QUANTS, FORMATS
 from deepthin.engine.load import load_model
 from deepthin.engine.model import Model, TokenizerSpec
-from deepthin.engine.rope import RopeScaling, rope_magnitude, rope_rates
+from deepthin.engine.rope import rope_magnitude, rope_rates
+from deepthin.engine.rope_scaling import RopeScaling
 from deepthin.engine.shape import Shape
 from deepthin.export.manifest import Manifest
 

@@ -20,7 +20,8 @@ from deepthin.engine.arrays import U8
 from deepthin.engine.errors import FormatError
 from deepthin.engine.formats import F32, FORMATS, BlockFormat
 from deepthin.engine.model import Model, Tensor, TokenizerSpec
-from deepthin.engine.rope import RopeScaling, rope_factors
+from deepthin.engine.rope import rope_factors
+from deepthin.engine.rope_scaling import RopeScaling
 from deepthin.engine.shape import Shape
 from deepthin.engine.tensors import TensorSpec, gguf_row_order, tensor_specs
 from deepthin.export.feasibility import require_targets

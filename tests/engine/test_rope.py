@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepthin.engine.errors import ShapeError
-from deepthin.engine.rope import RopeScaling, rope_factors, rope_magnitude, rope_rates, rope_tables, scaling_of_factors
+from deepthin.engine.rope import rope_factors, rope_magnitude, rope_rates, rope_tables, scaling_of_factors
+from deepthin.engine.rope_scaling import RopeScaling
 from deepthin.engine.shape import Shape
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from deepthin.engine.known_shapes import known_shape
-from deepthin.engine.rope import RopeScaling
+from deepthin.engine.rope_scaling import RopeScaling
 from deepthin.engine.targets import target_verdicts
 
 SMOLLM2 = known_shape("smollm2-135m").shape
