@@ -15,6 +15,7 @@ from deepthin.cli.source import open_source
 from deepthin.cli.table import table
 from deepthin.engine.errors import UnsupportedError
 from deepthin.engine.formats import BODY_QUANTS
+from deepthin.engine.kv_cache import CACHE_FORMATS
 
 if TYPE_CHECKING:
     from deepthin.engine.model import Model
@@ -46,6 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--gen", type=whole(0, 1 << 20), default=128, metavar="N", help="decoded tokens; 0 leaves it out (128)")
     parser.add_argument("--depth", type=whole(0, 1 << 20), default=0, metavar="N", help="tokens cached before timing (0)")
+    parser.add_argument(
+        "--kv", choices=list(CACHE_FORMATS), default="f16", help="how the engine caches keys and values (default: %(default)s)"
+    )
     parser.add_argument(
         "--against", type=one_of(*PEERS), default=[], metavar="R,R", help=f"peers to time too, of {','.join(PEERS)}"
     )
@@ -81,6 +85,7 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
         repetitions=options.repetitions,
         budget_s=options.budget_s,
         seed=options.seed,
+        kv_format=options.kv,
     )
     is_own_gguf = source.model is not None and options.quant is None and Path(options.source).is_file()
     body = bench(

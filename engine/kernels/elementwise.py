@@ -130,8 +130,15 @@ def rotate(out, out_at, x, x_at, cosine, sine, table_at, half, scale):
     out[i] = x[i] cos - x[i + half] sin and out[i + half] = x[i + half] cos + x[i] sin, i < half; in place is fine.
     """
     never_inline()
-    for i in range(half):
-        c, s = cosine[table_at + i], sine[table_at + i]
-        a, b = x[x_at + i], x[x_at + half + i]
-        out[out_at + i] = (a * c - b * s) * scale
-        out[out_at + half + i] = (b * c + a * s) * scale
+    by = splat(scale)
+    whole = half // W * W
+    for i in range(0, whole, W):
+        c, s = load_f32(cosine, table_at + i), load_f32(sine, table_at + i)
+        a, b = load_f32(x, x_at + i), load_f32(x, x_at + half + i)
+        store_f32(out, out_at + i, mul(sub(mul(a, c), mul(b, s)), by))
+        store_f32(out, out_at + half + i, mul(fma(a, s, mul(b, c)), by))
+    for i in range(whole, half):
+        cos, sin = cosine[table_at + i], sine[table_at + i]
+        u, v = x[x_at + i], x[x_at + half + i]
+        out[out_at + i] = (u * cos - v * sin) * scale
+        out[out_at + half + i] = (v * cos + u * sin) * scale

@@ -21,6 +21,7 @@ elif simd_target() == "neon":
 else:
     from deepthin.engine.simd.portable import Q8_BIAS, W, dot4_nibbles, dot4_q8
 
+from deepthin.engine.simd.attend import CACHE_F16, CACHE_F32, CACHE_Q8_0, MAX_ROWS, Attend
 from deepthin.engine.simd.sync import (
     atomic_add,
     atomic_exchange,
@@ -36,6 +37,7 @@ from deepthin.engine.simd.vectors import (
     load_scalar_bf16,
     load_scalar_f16,
     load_scalar_f32,
+    store_scalar_f32,
 )
 
 _v = Vectors(W, has_half_and_fma=has_half_and_fma())
@@ -65,14 +67,26 @@ round_i32 = _v.round_i32
 splat = _v.splat
 splat_byte = _v.splat_byte
 splat_i32 = _v.splat_i32
+store_f16 = _v.store_f16
 store_f32 = _v.store_f32
 store_i8 = _v.store_i8
+store_scalar_f16 = _v.store_scalar_f16
 sub = _v.sub
 sub_i32 = _v.sub_i32
 prefetch = _v.prefetch
+_attend = Attend(W, dot4_q8, Q8_BIAS, has_half_and_fma=has_half_and_fma())
+mix_one = _attend.mix_one
+mix_wide = _attend.mix_wide
+MIX_WIDE = _attend.wide
+score_rows = _attend.score_rows
 with_high_bits = _v.with_high_bits
 
 __all__ = [
+    "CACHE_F16",
+    "CACHE_F32",
+    "CACHE_Q8_0",
+    "MAX_ROWS",
+    "MIX_WIDE",
     "Q8_BIAS",
     "W",
     "absolute",
@@ -102,6 +116,8 @@ __all__ = [
     "load_u8",
     "low_nibbles",
     "maximum",
+    "mix_one",
+    "mix_wide",
     "mul",
     "never_inline",
     "prefetch",
@@ -111,12 +127,16 @@ __all__ = [
     "reduce_add_i32",
     "reduce_max",
     "round_i32",
+    "score_rows",
     "spin_pause",
     "splat",
     "splat_byte",
     "splat_i32",
+    "store_f16",
     "store_f32",
     "store_i8",
+    "store_scalar_f16",
+    "store_scalar_f32",
     "sub",
     "sub_i32",
     "with_high_bits",
