@@ -14,7 +14,8 @@ from deepthin.cli.sizes import bytes_text, parse_counts
 from deepthin.cli.source import open_source
 from deepthin.cli.table import table
 from deepthin.engine.errors import UnsupportedError
-from deepthin.engine.formats import FORMATS
+from deepthin.engine.formats import BODY_QUANTS
+from deepthin.engine.kv_cache import CACHE_FORMATS
 
 if TYPE_CHECKING:
     from deepthin.engine.model import Model
@@ -34,7 +35,7 @@ interval wider than 3 % is measured again or flagged. The share is weight bytes 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this command."""
     add_source(parser)
-    parser.add_argument("--quant", choices=list(FORMATS), help="convert the weights first (default: as stored, else q4_0)")
+    parser.add_argument("--quant", choices=BODY_QUANTS, help="convert the weights first (default: as stored, else q4_0)")
     parser.add_argument(
         "--threads",
         type=argument(parse_counts),
@@ -46,6 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--gen", type=whole(0, 1 << 20), default=128, metavar="N", help="decoded tokens; 0 leaves it out (128)")
     parser.add_argument("--depth", type=whole(0, 1 << 20), default=0, metavar="N", help="tokens cached before timing (0)")
+    parser.add_argument(
+        "--kv", choices=list(CACHE_FORMATS), default="f16", help="how the engine caches keys and values (default: %(default)s)"
+    )
     parser.add_argument(
         "--against", type=one_of(*PEERS), default=[], metavar="R,R", help=f"peers to time too, of {','.join(PEERS)}"
     )
@@ -81,6 +85,7 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
         repetitions=options.repetitions,
         budget_s=options.budget_s,
         seed=options.seed,
+        kv_format=options.kv,
     )
     is_own_gguf = source.model is not None and options.quant is None and Path(options.source).is_file()
     body = bench(
@@ -100,8 +105,9 @@ def _write_onnx(model: Model, path: Path) -> None:
         UnsupportedError: the file would hold other weights than the model, or the shape has no operator.
     """
     from deepthin.export.onnx_model import write_onnx
+    from deepthin.export.onnx_weights import BITS
 
-    halves = sorted({tensor.format.name for tensor in model.tensors.values()} & {"f16", "bf16"})
+    halves = sorted({tensor.format.name for tensor in model.tensors.values()} - {"f32", *BITS})
     if halves:
         raise UnsupportedError(
             f"our ONNX files hold {halves[0]} weights as f32, so this would compare unequal bytes; try --quant f32 or q8_0"

@@ -13,7 +13,7 @@ from deepthin.cli.progress import Progress
 from deepthin.cli.sizes import bytes_text, count_text
 from deepthin.cli.source import open_source
 from deepthin.cli.table import table
-from deepthin.engine.formats import FORMATS
+from deepthin.engine.formats import BODY_QUANTS
 
 TARGETS = ("hf", "onnx", "gguf")
 EXAMPLES = """examples:
@@ -36,10 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     default = ["f32", "f16", "q8_0", "q4_0"]
     parser.add_argument(
         "--quant",
-        type=one_of(*FORMATS),
+        type=one_of(*BODY_QUANTS),
         default=default,
         metavar="Q,Q,..",
-        help=f"of {','.join(FORMATS)} (default: {','.join(default)}); ONNX files are written for f32, q8_0, q4_0 and q4_1",
+        help=f"of {','.join(BODY_QUANTS)} (default: {','.join(default)}); ONNX files are written for f32, q8_0, q4_0 and q4_1",
     )
     parser.add_argument(
         "--hf-dtype", choices=("f32", "f16", "bf16"), default="f32", help="of the Hugging Face weights (default: f32)"

@@ -12,7 +12,8 @@ from deepthin.cli.outcome import Outcome
 from deepthin.cli.progress import Progress
 from deepthin.cli.source import open_source
 from deepthin.engine.errors import UsageError
-from deepthin.engine.formats import FORMATS
+from deepthin.engine.formats import BODY_QUANTS
+from deepthin.engine.kv_cache import CACHE_FORMATS
 
 if TYPE_CHECKING:
     from deepthin.engine.model import Model
@@ -49,7 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--threads", type=whole(1, 4096), metavar="N", help="default: every CPU this process may use")
     parser.add_argument("--context", type=whole(1, 1 << 24), metavar="N", help="cached positions (default: just enough)")
-    parser.add_argument("--quant", choices=list(FORMATS), help="convert the weights first (default: as stored, else q4_0)")
+    parser.add_argument("--quant", choices=BODY_QUANTS, help="convert the weights first (default: as stored, else q4_0)")
+    parser.add_argument(
+        "--kv", choices=list(CACHE_FORMATS), default="f16", help="how keys and values are cached (default: %(default)s)"
+    )
     parser.add_argument("--ignore-eos", action="store_true", help="go on after the model's end token")
 
 
@@ -73,7 +77,7 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
     spec = model.tokenizer
     stop = () if options.ignore_eos or spec is None or spec.eos_id is None else (spec.eos_id,)
     sampling = Sampling(temperature=options.temperature, top_k=options.top_k, top_p=options.top_p)
-    with Decoder(model, threads=options.threads, context=context) as decoder:
+    with Decoder(model, threads=options.threads, context=context, kv_format=options.kv) as decoder:
         decoder.prefill(ids[:1])  # compiles what is not cached yet, so that no time below holds it
         printer = None if options.json else _Printer(tokenizer, progress)
         done = generate(decoder, ids, options.num_tokens, sampling=sampling, seed=options.seed, stop=stop, on_token=printer)

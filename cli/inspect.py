@@ -28,7 +28,7 @@ from deepthin.engine.accounting import (
     vocabulary_table,
 )
 from deepthin.engine.errors import UsageError
-from deepthin.engine.formats import FORMATS, format_named, head_format
+from deepthin.engine.formats import BODY_QUANTS, format_named, head_format
 from deepthin.engine.shape import Shape
 from deepthin.engine.targets import target_verdicts
 from deepthin.engine.tensors import tensor_specs
@@ -50,7 +50,7 @@ LADDER = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)  # depths of the iso-parameter cu
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this command."""
     add_source(parser)
-    parser.add_argument("--quant", choices=list(FORMATS), help="format of the matrices (default: as stored, else q4_0)")
+    parser.add_argument("--quant", choices=BODY_QUANTS, help="format of the matrices (default: as stored, else q4_0)")
     parser.add_argument(
         "--context", type=whole(0, 1 << 24), default=1024, metavar="N", help="cached tokens (default: %(default)s)"
     )
@@ -87,7 +87,7 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
         "bytes": {
             "quant": quant,
             **stored.to_json(),
-            "by_quant": {name: count_bytes(shape, name).total for name in FORMATS},
+            "by_quant": {name: count_bytes(shape, name).total for name in BODY_QUANTS},
         },
         "context": options.context,
         "kv_bytes_per_token": kv,

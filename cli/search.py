@@ -14,7 +14,7 @@ from deepthin.cli.progress import Progress
 from deepthin.cli.sizes import bytes_text, count_text, parse_bytes, parse_count, parse_counts
 from deepthin.cli.table import table
 from deepthin.cli.verify import verdict_text
-from deepthin.engine.formats import FORMATS
+from deepthin.engine.formats import BODY_QUANTS
 from deepthin.engine.shape import Shape
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what may be chosen")
     group.add_argument("--vocab", type=argument(parse_counts), metavar="V,V,..", help="vocabulary sizes; one fixes it")
     group.add_argument(
-        "--quant", type=one_of(*FORMATS), metavar="Q,Q,..", help=f"formats of the matrices, of {','.join(FORMATS)}"
+        "--quant", type=one_of(*BODY_QUANTS), metavar="Q,Q,..", help=f"formats of the matrices, of {','.join(BODY_QUANTS)}"
     )
     group = parser.add_argument_group("limits that steer the search and filter the front")
     group.add_argument("--max-ms-per-token", type=real(1e-6, 1e9), metavar="MS", help="decode time at --context tokens")

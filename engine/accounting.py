@@ -25,7 +25,10 @@ EXAMPLE_VOCABULARIES = (32_000, 49_152, 128_256, 262_144)  # Llama 2, SmolLM2, L
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A count (parameters or bytes) split by the tensors' roles. ``head`` is 0 when the head is tied to the embedding."""
+    """A count (parameters or bytes) split by the tensors' roles; biases count with the matrix they belong to.
+
+    ``head`` is 0 when the head is tied to the embedding.
+    """
 
     embedding: int = 0
     attention: int = 0
@@ -305,7 +308,8 @@ def vocabulary_table(shape: Shape, total_params: int, vocab_sizes: Sequence[int]
 def _by_role(shape: Shape, measure: Callable[[TensorSpec], int]) -> Parts:
     sums = dict.fromkeys(("embedding", "attention", "mlp", "norm", "head"), 0)
     for spec in tensor_specs(shape.replace(num_layers=1)):
-        sums[spec.role] += measure(spec) * (shape.num_layers if spec.name.startswith("blk.") else 1)
+        times = shape.num_layers if spec.name.startswith("blk.") else 1
+        sums["attention" if spec.role == "bias" else spec.role] += measure(spec) * times
     return Parts(**sums)
 
 

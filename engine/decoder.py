@@ -10,7 +10,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -20,17 +20,21 @@ import numpy as np
 from deepthin.engine.arrays import F32, F64, I64
 from deepthin.engine.cpu import simd_target
 from deepthin.engine.errors import UsageError
+from deepthin.engine.kernels import attention
 from deepthin.engine.kernels import decode as k
 from deepthin.engine.kernels.sync import ctl_words, cycles
+from deepthin.engine.kv_cache import cache_format_named
 from deepthin.engine.model import Model
-from deepthin.engine.plan import Plan, aligned_bytes, plan_model
-from deepthin.engine.shape import Shape
-from deepthin.engine.simd import Q8_BIAS, W
+from deepthin.engine.plan import Plan, aligned_bytes, block_products, plan_model
+from deepthin.engine.rope import rope_tables
+from deepthin.engine.shape import MLP_KINDS, Shape
+from deepthin.engine.simd import CACHE_F16, CACHE_F32, CACHE_Q8_0, MAX_ROWS, Q8_BIAS, W
 
 # how long a waiting thread spins before it parks: several times the 50 us that waking a thread on an idle virtual CPU takes;
 # between tokens Python samples for some 50 us
 _SPIN_S = 200e-6
 _IDLE_SPIN_S = 300e-6
+_CACHE_CODES = {"f32": CACHE_F32, "f16": CACHE_F16, "q8_0": CACHE_Q8_0}
 
 
 def default_threads() -> int:
@@ -45,7 +49,7 @@ class Runner:
     Buffers are allocated once; every array the workers see keeps its place for the runner's life.
     """
 
-    def __init__(self, plan: Plan, *, threads: int, context: int) -> None:
+    def __init__(self, plan: Plan, *, threads: int, context: int, kv_format: str) -> None:
         """Allocate, and start ``threads - 1`` workers."""
         shape = plan.shape
         if threads < 1:
@@ -55,7 +59,10 @@ class Runner:
         self.plan, self.threads = plan, threads
         self.context = -(-context // W) * W
         hidden, inner, vocab = _padded(shape.hidden_size), _padded(shape.intermediate_size), _padded(shape.vocab_size)
-        head, q_size, kv_size = _padded(shape.head_dim), _padded(shape.q_size), _padded(shape.kv_size)
+        q_size, kv_size = _padded(shape.q_size), _padded(shape.kv_size)
+        self.kv_format = cache_format_named(kv_format)
+        key_tile = self.kv_format.key_tile_bytes(shape.head_dim, W)
+        value_tile = self.kv_format.value_tile_bytes(shape.head_dim, W)
         widest = -(-max(hidden, inner, q_size, 32) // 32) * 32
         scratch = max(threads, k.ROWS)
         self.vocab_padded = vocab
@@ -73,24 +80,39 @@ class Runner:
             (k.SPIN, int(_SPIN_S * rate)),
             (k.IDLE_SPIN, int(_IDLE_SPIN_S * rate)),
             (k.WIDEST, widest),
+            (k.MLP, MLP_KINDS.index(shape.mlp)),
+            (k.QK_NORM, shape.qk_norm),
+            (k.QKV_BIAS, shape.qkv_bias),
+            (k.NOPE_EVERY, shape.nope_every),
+            (k.RUNS, plan.runs),
+            (k.CACHE_FORMAT, _CACHE_CODES[self.kv_format.name]),
+            (k.KEY_TILE, key_tile),
+            (k.VALUE_TILE, value_tile),
         ):
             self.ints[index] = value
         self.tokens = np.zeros(k.ROWS, np.int64)
         self.logits = _f32(k.ROWS * vocab)
         self.stamps = np.zeros(plan.num_blocks + 3, np.int64)
         self.ctl = aligned_bytes(ctl_words(threads) * 4).view(np.int32)
-        cosine, sine = rope_tables(shape, self.context)
-        cached = plan.num_blocks * shape.num_kv_heads * self.context
-        self.keys, self.values = np.zeros(cached * shape.head_dim, np.float32), np.zeros(cached * head, np.float32)
+        cosine, sine = _turns(shape, self.context)
+        tiles = plan.num_blocks * shape.num_kv_heads * self.context // W
+        self.keys, self.values = aligned_bytes(tiles * key_tile), aligned_bytes(tiles * value_tile)
+        # attention: rows of queries that share the cache, one more for what is being cached, blocks of 32 components
+        rows, blocks = max(attention.ROWS_TOGETHER, shape.num_heads // shape.num_kv_heads), -(-shape.head_dim // 32)
+        part_row = int(attention.row_stride(shape.head_dim))
+        chunk = int(attention.chunk_length(self.context))
+        score_room = max(MAX_ROWS * (1 + blocks) * chunk, attention.MAX_CHUNKS + _padded(shape.head_dim))
         self.arrays: tuple[Any, ...] = (
-            self.ctl, self.ints, np.float32(shape.rms_norm_eps), self.tokens, plan.ops, plan.arena, plan.norms.reshape(-1),
+            self.ctl, self.ints, np.float32(shape.rms_norm_eps), self.tokens, plan.ops, plan.arena, plan.norms,
             cosine, sine,
             _f32(k.ROWS * hidden), _f32(k.ROWS * (q_size + 2 * kv_size)),
-            _f32(k.ROWS * widest), _f32(k.ROWS * widest), _f32(k.ROWS * widest),
+            _f32(scratch * widest), _f32(k.ROWS * widest), _f32(k.ROWS * widest),
             self.logits, self.keys, self.values,
             _f32(scratch * widest), aligned_bytes(scratch * widest).view(np.int8),
             _f32(scratch * widest // 32), aligned_bytes(scratch * widest // 32 * 4).view(np.int32),
-            _rows(threads, self.context, np.float32), _rows(threads, 2 * head, np.float32),
+            _f32((shape.num_heads + threads * rows) * part_row), _rows(threads, score_room, np.float32),
+            _rows(threads, (rows + 1) * blocks * 32, np.float32), _rows(threads, (rows + 1) * blocks * 32, np.int8),
+            _rows(threads, (rows + 1) * blocks, np.float32), _rows(threads, (rows + 1) * blocks, np.int32),
             self.stamps,
         )  # fmt: skip
         self._workers = [
@@ -106,10 +128,13 @@ class Runner:
         self.ints[k.NUM_TOKENS], self.ints[k.POSITION], self.ints[k.LOGITS] = num_tokens, position, logits
         k.work(0, self.threads, *self.arrays)
 
-    def fill_cache(self, value: float) -> None:
-        """Write every cached key and value, so that their pages exist and reading them costs what it would."""
-        self.keys.fill(value)
-        self.values.fill(value)
+    def fill_cache(self) -> None:
+        """Make every cached key and value small and finite, so that their pages exist and reading them costs what it would."""
+        for cache in (self.keys, self.values):
+            if self.kv_format.name == "f32":
+                cache.view(np.float32).fill(0.25)
+            else:  # bytes 0x24: codes 36 or -92, and f16 0.016, as value or as scale
+                cache.fill(0x24)
 
     def close(self) -> None:
         """Stop the workers; the runner cannot be used afterwards."""
@@ -123,18 +148,19 @@ class Decoder:
         model: shape and weights; not referred to afterwards.
         threads: threads to use; the calling thread is one of them. Default: every CPU this process may use.
         context: most positions that can be cached.
+        kv_format: how keys and values are cached: f32, f16 or q8_0.
 
     Raises:
         UnsupportedError: the shape or a format cannot be run; raised before any kernel runs.
-        UsageError: threads or context out of range.
+        UsageError: threads or context out of range, or no such cache format.
     """
 
-    def __init__(self, model: Model, *, threads: int | None = None, context: int = 2048) -> None:
+    def __init__(self, model: Model, *, threads: int | None = None, context: int = 2048, kv_format: str = "f32") -> None:
         """Pack the weights, allocate the cache, start the threads."""
         self.shape: Shape = model.shape
         plan = plan_model(model, lanes=W, q8_bias=Q8_BIAS)
-        self._runner = Runner(plan, threads=threads or default_threads(), context=context)
-        self.threads, self.context = self._runner.threads, context
+        self._runner = Runner(plan, threads=threads or default_threads(), context=context, kv_format=kv_format)
+        self.threads, self.context, self.kv_format = self._runner.threads, context, kv_format
         self.simd = simd_target()
         self.bytes_per_token = plan.bytes_per_token
         self.position = 0
@@ -174,6 +200,29 @@ class Decoder:
     def last_times(self) -> TokenTimes:
         """Where the time of the last decoded token went, from cycle counts taken by thread 0 at each block's last barrier."""
         return token_times(self._runner.stamps, self._runner.plan.num_blocks)
+
+    @contextlib.contextmanager
+    def without(self, products: Collection[str]) -> Iterator[None]:
+        """Leave ``products`` (``attn_q`` ... ``ffn_down`` of all blocks, ``output``) out of every token, to see what they cost.
+
+        Their rows keep what the buffers held, so whatever is decoded meanwhile, and cached, is meaningless.
+
+        Raises:
+            UsageError: the shape has no such product.
+        """
+        plan = self._runner.plan
+        names = block_products(self.shape)
+        unknown = sorted(set(products) - {*names, "output"} | set(products) & {""})
+        if unknown:
+            raise UsageError(f"product {unknown[0]!r} is none of this shape's: {', '.join(filter(None, names))}, output")
+        rows = [block * len(names) + i for block in range(plan.num_blocks) for i, name in enumerate(names) if name in products]
+        rows += [len(plan.ops) - 1] if "output" in products else []
+        tiles = plan.ops[rows, 3]
+        plan.ops[rows, 3] = 0
+        try:
+            yield
+        finally:
+            plan.ops[rows, 3] = tiles
 
     def close(self) -> None:
         """Stop the threads."""
@@ -234,12 +283,11 @@ def cycles_per_second() -> float:
     return _rate[0]
 
 
-def rope_tables(shape: Shape, context: int) -> tuple[F32, F32]:
-    """Cosines and sines f32 [context * E / 2] of position · theta^(-2i/E), computed in f64."""
-    half = shape.head_dim // 2
-    frequency = shape.rope_theta ** (-np.arange(half, dtype=np.float64) / half)
-    angle = np.arange(context, dtype=np.float64)[:, None] * frequency
-    return np.cos(angle).astype(np.float32).reshape(-1), np.sin(angle).astype(np.float32).reshape(-1)
+def _turns(shape: Shape, context: int) -> tuple[F32, F32]:
+    """Cosines and sines f32 [(context + 1) * E / 2]; the last position is no turn at all, for blocks without positions."""
+    cosine, sine = rope_tables(shape.head_dim, shape.rope_theta, shape.rope_scaling, context + 1)
+    cosine[context], sine[context] = 1, 0
+    return cosine.reshape(-1), sine.reshape(-1)
 
 
 def _worker(tid: int, threads: int, arrays: tuple[Any, ...]) -> None:

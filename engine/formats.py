@@ -6,6 +6,7 @@ Source of every layout: ggml ``src/ggml-common.h`` at ggml-org/ggml@d99724f.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +24,8 @@ class BlockFormat:
         dtype: NumPy structured (or plain) dtype of one block; its item size is the block's size in bytes.
         gguf_type: ``ggml_type`` number in GGUF tensor infos.
         gguf_file_type: ``general.file_type`` of a file whose matrices use this format.
-        max_error: bound on |value - dequantise(quantise(value))| relative to the block's largest |value|.
+        max_error: bound on |value - dequantise(quantise(value))| relative to the block's largest |value|; infinite for
+            formats that are only read.
     """
 
     name: str
@@ -47,6 +49,11 @@ class BlockFormat:
     def is_quantized(self) -> bool:
         """Whether values share a scale, so that kernels quantise the activation too."""
         return self.block_elements > 1
+
+    @property
+    def can_quantize(self) -> bool:
+        """Whether ``quants.quantize`` makes this format; K-quants come out of llama.cpp's quantiser only."""
+        return math.isfinite(self.max_error)
 
     def row_bytes(self, cols: int) -> int:
         """Bytes of one row of ``cols`` values.
@@ -75,11 +82,27 @@ BF16 = _block("bf16", 1, [("d", "<u2", 1)], 30, 32, 2**-8)
 Q8_0 = _block("q8_0", 32, [("d", "<f2", 1), ("qs", "i1", 32)], 8, 7, 0.5 / 127 + 2**-10)
 Q4_0 = _block("q4_0", 32, [("d", "<f2", 1), ("qs", "u1", 16)], 2, 2, 1 / 8 + 2**-9)
 Q4_1 = _block("q4_1", 32, [("d", "<f2", 1), ("m", "<f2", 1), ("qs", "u1", 16)], 3, 3, 1 / 15 + 2**-9)
+Q5_0 = _block("q5_0", 32, [("d", "<f2", 1), ("qh", "u1", 4), ("qs", "u1", 16)], 6, 8, 1 / 16 + 2**-9)
+Q5_1 = _block("q5_1", 32, [("d", "<f2", 1), ("m", "<f2", 1), ("qh", "u1", 4), ("qs", "u1", 16)], 7, 9, 1 / 31 + 2**-9)
+# super-blocks of 256: sub-blocks of 32 (Q4_K, Q5_K) or 16 (Q6_K) have integer scales of their own; read, never made here
+Q4_K = _block("q4_k", 256, [("d", "<f2", 1), ("dmin", "<f2", 1), ("scales", "u1", 12), ("qs", "u1", 128)], 12, 14, math.inf)
+Q5_K = _block(
+    "q5_k",
+    256,
+    [("d", "<f2", 1), ("dmin", "<f2", 1), ("scales", "u1", 12), ("qh", "u1", 32), ("qs", "u1", 128)],
+    13,
+    16,
+    math.inf,
+)
+Q6_K = _block("q6_k", 256, [("ql", "u1", 128), ("qh", "u1", 64), ("scales", "i1", 16), ("d", "<f2", 1)], 14, 18, math.inf)
 
-FORMATS: dict[str, BlockFormat] = {f.name: f for f in (F32, F16, BF16, Q8_0, Q4_0, Q4_1)}
+FORMATS: dict[str, BlockFormat] = {
+    f.name: f for f in (F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K)
+}  # fmt: skip
 GGUF_TYPES: dict[int, BlockFormat] = {f.gguf_type: f for f in FORMATS.values()}
 
-BODY_QUANTS = tuple(FORMATS)  # what ``--quant`` takes; head_format says what the embedding becomes
+# what ``--quant`` takes; head_format says what the embedding becomes
+BODY_QUANTS = tuple(name for name, fmt in FORMATS.items() if fmt.can_quantize)
 
 
 def format_named(name: str) -> BlockFormat:
@@ -94,11 +117,26 @@ def format_named(name: str) -> BlockFormat:
         raise UsageError(f"format {name!r} is unknown; use one of {', '.join(FORMATS)}") from None
 
 
+def quant_named(name: str) -> BlockFormat:
+    """The format called ``name``, which weights are to be converted to.
+
+    Raises:
+        UsageError: no such format, or one that is only read.
+    """
+    fmt = format_named(name)
+    if not fmt.can_quantize:
+        raise UsageError(
+            f"format {fmt.name!r} is only read, weights cannot be converted to it; llama.cpp's llama-quantize makes such "
+            f"files, or use one of {', '.join(BODY_QUANTS)}"
+        )
+    return fmt
+
+
 def head_format(body: BlockFormat) -> BlockFormat:
-    """Format of the embedding and output head when the body is ``body``: Q8_0 for 4-bit bodies, else the same.
+    """Format of the embedding and output head when the body is ``body``: Q8_0 for 4 to 6 bits, else the same.
 
     llama.cpp keeps the tied table of a "Q4_0" file in Q6_K, or Q8_0 where rows are no multiple of 256; we always
     take Q8_0, the finer of the two.
     Source: llama.cpp ``src/llama-quant.cpp`` at ggml-org/llama.cpp@c392e50.
     """
-    return Q8_0 if body in (Q4_0, Q4_1) else body
+    return Q8_0 if body.is_quantized else body

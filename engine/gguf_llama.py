@@ -1,4 +1,4 @@
-"""What a GGUF file of the ``llama`` architecture means: its shape, its tensors in canonical row order, its tokenizer.
+"""What a GGUF file of a known architecture means: its shape, its tensors in canonical row order, its tokenizer.
 
 Everything that would change the arithmetic and that the engine does not do is refused by name.
 Source of keys, defaults and meanings: llama.cpp ``src/llama-model.cpp``, ``src/llama-vocab.cpp`` at ggml-org/llama.cpp@c392e50.
@@ -10,11 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from deepthin.engine.architectures import ARCEE, ARCHITECTURES, LLAMA, QWEN2, QWEN3, SMOLLM3, SMOLLM3_NOPE, Architecture
 from deepthin.engine.errors import FormatError, ShapeError, UnsupportedError
-from deepthin.engine.formats import FORMATS, GGUF_TYPES
+from deepthin.engine.formats import F32, FORMATS, GGUF_TYPES
 from deepthin.engine.gguf_file import GgufFile
 from deepthin.engine.model import Model, Tensor, TokenizerSpec
 from deepthin.engine.pretokenizers import pre_tokenizer_named
+from deepthin.engine.rope import scaling_of_factors
+from deepthin.engine.rope_scaling import RopeScaling
 from deepthin.engine.shape import Shape
 from deepthin.engine.tensors import canonical_row_order, tensor_specs
 
@@ -40,15 +43,14 @@ _FEATURE_OFF: dict[str, tuple[float | bool, str]] = {
     "attn_logit_softcapping": (0.0, "soft-capped attention"),
     "use_parallel_residual": (False, "parallel residuals"),
 }
+_ROPE_FREQS = "rope_freqs.weight"
 _UNSUPPORTED_TENSORS = (  # part of a tensor name, what it means
-    ("rope_freqs", "scaled rotary frequencies (as Llama 3.1 and later)"),
-    ("rope_factors", "scaled rotary frequencies"),
+    ("rope_factors", "scaled rotary frequencies for long contexts"),
     ("_exps", "a mixture of experts"),
     ("ffn_gate_inp", "a mixture of experts"),
-    (".bias", "a bias"),
-    ("_q_norm", "normalised queries, which the llama architecture does not have"),
-    ("_k_norm", "normalised keys, which the llama architecture does not have"),
 )
+_QK_NORMS = (("_q_norm", "normalised queries"), ("_k_norm", "normalised keys"))
+_QKV_BIASES = (".attn_q.bias", ".attn_k.bias", ".attn_v.bias")
 
 
 def model_from_gguf(file: GgufFile) -> Model:
@@ -60,9 +62,9 @@ def model_from_gguf(file: GgufFile) -> Model:
         FormatError: metadata and tensors contradict each other.
         UnsupportedError: the file is valid but asks for something this engine does not do.
     """
-    _refuse_other_architectures(file)
-    _refuse_features(file)
-    shape = _shape(file)
+    architecture = _architecture(file)
+    _refuse_features(file, architecture)
+    shape = _shape(file, architecture)
     tensors = {}
     for spec in tensor_specs(shape):
         if spec.gguf_name not in file.tensors:
@@ -76,14 +78,21 @@ def model_from_gguf(file: GgufFile) -> Model:
         if len(info.dims) != len(spec.dims):
             raise FormatError(f"{file.path}: tensor '{info.name}' has {len(info.dims)} dimensions; {len(spec.dims)} are needed")
         data = file.data(info.name)
-        if spec.rope_heads and info.dims[::-1] == spec.dims:
-            data = data[canonical_row_order(spec.dims[0], spec.rope_heads)]
-            data.flags.writeable = False
-        tensors[spec.name] = Tensor(GGUF_TYPES[info.type_id], info.dims[::-1], data)
-    known = {spec.gguf_name for spec in tensor_specs(shape)}
+        tensor = Tensor(GGUF_TYPES[info.type_id], info.dims[::-1], data)
+        if spec.rope_heads and architecture.interleaved and tensor.dims == spec.dims:
+            order = canonical_row_order(spec.dims[0], spec.rope_heads)
+            if spec.role == "bias":
+                tensor = Tensor.from_values(tensor.dequantize()[order], F32)
+            else:
+                tensor = Tensor(tensor.format, tensor.dims, data[order])
+            tensor.data.flags.writeable = False
+        tensors[spec.name] = tensor
+    known = {_ROPE_FREQS, *(spec.gguf_name for spec in tensor_specs(shape))}
     left_over = [name for name in file.tensors if name not in known]
     if left_over:
-        raise FormatError(f"{file.path}: tensor '{left_over[0]}' belongs to no part of a llama model of shape {shape.text}")
+        raise FormatError(
+            f"{file.path}: tensor '{left_over[0]}' belongs to no part of a {architecture.name} model of shape {shape.text}"
+        )
     name = file.text("general.name", file.path.stem)
     metadata = {key: _plain(held.value) for key, held in file.metadata.items() if not key.startswith("tokenizer.")}
     tokenizer, note = _tokenizer(file, shape)
@@ -92,58 +101,118 @@ def model_from_gguf(file: GgufFile) -> Model:
     return Model(shape, tensors, tokenizer, name, str(file.path), metadata)
 
 
-def _refuse_other_architectures(file: GgufFile) -> None:
-    architecture = file.text("general.architecture")
-    if architecture != "llama":
+def _architecture(file: GgufFile) -> Architecture:
+    name = file.text("general.architecture")
+    if name not in ARCHITECTURES:
         raise UnsupportedError(
-            f"{file.path}: the architecture is {architecture[:40]!r}, which this version does not read; "
-            f"'llama' is needed (SmolLM2, Llama, TinyLlama and models of the same form)"
+            f"{file.path}: the architecture is {name[:40]!r}, which this version does not read; "
+            f"it reads {', '.join(ARCHITECTURES)} (SmolLM2 and TinyLlama are 'llama', Qwen2.5 is 'qwen2')"
         )
     parts = file.integer("split.count", 1, high=1 << 16)
     if parts > 1:
         raise UnsupportedError(
             f"{file.path}: this is one of {parts} parts of a model; merge them with llama-gguf-split --merge first"
         )
+    return ARCHITECTURES[name]
 
 
-def _refuse_features(file: GgufFile) -> None:
+def _refuse_features(file: GgufFile, architecture: Architecture) -> None:
     for name, (off, meaning) in _FEATURE_OFF.items():
-        held = file.metadata.get(f"llama.{name}")
+        held = file.metadata.get(f"{architecture.name}.{name}")
         if held is not None and (held.kind.startswith("[") or held.value != off):
-            raise UnsupportedError(f"{file.path}: key 'llama.{name}' asks for {meaning}, which this version does not run")
-    scaling = file.text("llama.rope.scaling.type", "none")
-    factors = [file.number(f"llama.rope.{key}", 1.0, low=0.0, high=1e6) for key in ("scaling.factor", "scale_linear")]
-    if scaling != "none" or any(factor not in (0.0, 1.0) for factor in factors):
-        name = scaling[:40] if scaling != "none" else "linear"
-        raise UnsupportedError(
-            f"{file.path}: rotary scaling {name!r} is asked for, which this version does not run; none is needed"
-        )
+            raise UnsupportedError(
+                f"{file.path}: key '{architecture.name}.{name}' asks for {meaning}, which this version does not run"
+            )
+    without = f", which the {architecture.name} architecture does not have"
+    norms = () if architecture is QWEN3 else tuple((part, meaning + without) for part, meaning in _QK_NORMS)
     for tensor in file.tensors:
-        for part, meaning in _UNSUPPORTED_TENSORS:
+        for part, meaning in _UNSUPPORTED_TENSORS + norms:
             if part in tensor:
                 raise UnsupportedError(f"{file.path}: tensor '{tensor}' is {meaning}, which this version does not run")
+        has_biases = architecture in (LLAMA, QWEN2)
+        if tensor.endswith(".bias") and not (has_biases and tensor.endswith(_QKV_BIASES)):
+            raise UnsupportedError(f"{file.path}: tensor '{tensor}' is a bias, which this version does not run")
 
 
-def _shape(file: GgufFile) -> Shape:
+def _rope_scaling(file: GgufFile, prefix: str, head_dim: int, theta: float) -> RopeScaling | None:
+    """What keys and the factors tensor say together.
+
+    Source: llama.cpp ``llama_model_base::load_hparams`` and ``llama_context::llama_context``: the scaling type is linear where
+    none is named, and yarn's attention factor is a multiple of 0.1 ln(factor) + 1.
+    """
+    key = f"{prefix}.rope.scaling"
+    factor = file.number(f"{key}.factor", 0.0, low=0.0, high=1e6) or file.number(
+        f"{prefix}.rope.scale_linear", 0.0, low=0.0, high=1e6
+    )
+    kind = file.text(f"{key}.type", "linear")
+    if kind not in ("none", "linear", "yarn"):
+        raise UnsupportedError(f"{file.path}: rotary scaling {kind[:40]!r} is asked for, which this version does not run")
+    if _ROPE_FREQS in file.tensors:
+        if kind == "yarn" or (kind == "linear" and factor not in (0.0, 1.0)):
+            raise UnsupportedError(f"{file.path}: rotary scaling {kind!r} besides tensor '{_ROPE_FREQS}' is not run")
+        return _factor_scaling(file, prefix, head_dim, theta)
+    if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
+        return None
+    for name, off in (("yarn_log_multiplier", (0.0,)), ("yarn_ext_factor", (1.0, -1.0))):
+        if f"{key}.{name}" in file.metadata and file.number(f"{key}.{name}", low=-10.0, high=1e6) not in off:
+            raise UnsupportedError(f"{file.path}: key '{key}.{name}' asks for rotary scaling that this version does not run")
+    attention = file.number(f"{key}.attn_factor", 1.0, low=1e-3, high=1e3)
+    try:
+        if kind == "linear":
+            if attention != 1.0:
+                raise UnsupportedError(f"{file.path}: key '{key}.attn_factor' with linear scaling is not run")
+            return RopeScaling("linear", factor)
+        trained = file.integer(f"{prefix}.context_length", low=1, high=_MAX_CONTEXT)
+        original = file.integer(f"{key}.original_context_length", trained, low=1, high=_MAX_CONTEXT)
+        default = RopeScaling("yarn", factor or 1.0, original)
+        for name, value in (("yarn_beta_slow", default.low), ("yarn_beta_fast", default.high)):
+            if file.number(f"{key}.{name}", value, low=1e-3, high=1e6) != value:
+                raise UnsupportedError(
+                    f"{file.path}: key '{key}.{name}' is not {value:g}, which llama.cpp does not read in {prefix} files"
+                )
+        exact = attention == 1.0  # otherwise as many digits as an f32 has
+        factor_of_attention = default.attention_factor if exact else float(f"{attention * default.attention_factor:.7g}")
+        return RopeScaling("yarn", factor or 1.0, original, attention_factor=factor_of_attention)
+    except ShapeError as error:
+        raise FormatError(f"{file.path}: {error}") from None
+
+
+def _factor_scaling(file: GgufFile, prefix: str, head_dim: int, theta: float) -> RopeScaling | None:
+    info = file.tensors[_ROPE_FREQS]
+    if prefix not in (LLAMA.name, ARCEE.name):
+        raise UnsupportedError(
+            f"{file.path}: tensor '{_ROPE_FREQS}' has no meaning in the {prefix} architecture; llama.cpp does not read it there"
+        )
+    if info.dims != (head_dim // 2,) or info.type_id != F32.gguf_type:
+        raise FormatError(f"{file.path}: tensor '{_ROPE_FREQS}' must hold {head_dim // 2} F32 values, one for each pair")
+    try:
+        return scaling_of_factors(file.data(_ROPE_FREQS).reshape(-1).view(np.float32), theta)
+    except ShapeError as error:
+        raise UnsupportedError(f"{file.path}: tensor '{_ROPE_FREQS}' holds {error}, which this version does not run") from None
+
+
+def _shape(file: GgufFile, architecture: Architecture) -> Shape:
+    prefix = architecture.name
     for key in ("attention.head_count", "attention.head_count_kv", "feed_forward_length"):
-        held = file.metadata.get(f"llama.{key}")
+        held = file.metadata.get(f"{prefix}.{key}")
         if held is not None and held.kind.startswith("["):
             raise UnsupportedError(
-                f"{file.path}: key 'llama.{key}' gives each layer its own value, which this version does not run"
+                f"{file.path}: key '{prefix}.{key}' gives each layer its own value, which this version does not run"
             )
-    width = file.integer("llama.embedding_length", low=1, high=_MAX_WIDTH)
-    heads = file.integer("llama.attention.head_count", low=1, high=_MAX_HEADS)
-    kv_heads = file.integer("llama.attention.head_count_kv", heads, low=1, high=_MAX_HEADS)
-    if width % heads and "llama.attention.key_length" not in file.metadata:
+    width = file.integer(f"{prefix}.embedding_length", low=1, high=_MAX_WIDTH)
+    heads = file.integer(f"{prefix}.attention.head_count", low=1, high=_MAX_HEADS)
+    kv_heads = file.integer(f"{prefix}.attention.head_count_kv", heads, low=1, high=_MAX_HEADS)
+    if width % heads and f"{prefix}.attention.key_length" not in file.metadata:
         raise FormatError(
-            f"{file.path}: {heads} heads do not divide a width of {width}, and key 'llama.attention.key_length' is missing"
+            f"{file.path}: {heads} heads do not divide a width of {width}, and key '{prefix}.attention.key_length' is missing"
         )
-    head_dim = file.integer("llama.attention.key_length", width // heads, low=1, high=_MAX_HEADS)
+    head_dim = file.integer(f"{prefix}.attention.key_length", width // heads, low=1, high=_MAX_HEADS)
     for key, what in (("attention.value_length", "values"), ("rope.dimension_count", "rotary embeddings")):
-        found = file.integer(f"llama.{key}", head_dim if key != "attention.value_length" else width // heads, high=_MAX_HEADS)
+        default = head_dim if key != "attention.value_length" else width // heads
+        found = file.integer(f"{prefix}.{key}", default, high=_MAX_HEADS)
         if found != head_dim:
             raise UnsupportedError(
-                f"{file.path}: key 'llama.{key}' makes {what} {found} wide, but keys are {head_dim} wide; "
+                f"{file.path}: key '{prefix}.{key}' makes {what} {found} wide, but keys are {head_dim} wide; "
                 f"this version needs them equal"
             )
     embedding = file.tensors.get("token_embd.weight")
@@ -152,16 +221,18 @@ def _shape(file: GgufFile) -> Shape:
             f"{file.path}: tensor 'token_embd.weight' with two dimensions is needed; is this a vocabulary-only file?"
         )
     vocab_size = embedding.dims[1]
-    if file.integer("llama.vocab_size", vocab_size, low=1, high=_MAX_VOCAB) != vocab_size:
+    held_size = file.integer(f"{prefix}.vocab_size", vocab_size, low=1, high=_MAX_VOCAB)
+    if held_size != vocab_size:
         raise FormatError(
-            f"{file.path}: key 'llama.vocab_size' is {file.integer('llama.vocab_size', high=_MAX_VOCAB)}, "
+            f"{file.path}: key '{prefix}.vocab_size' is {held_size}, "
             f"but tensor 'token_embd.weight' has {vocab_size} rows; they must be equal"
         )
-    layers = file.integer("llama.block_count", low=1, high=_MAX_LAYERS)
+    layers = file.integer(f"{prefix}.block_count", low=1, high=_MAX_LAYERS)
     if layers > len(file.tensors):  # before thousands of tensor names are made up only to be missed
         raise FormatError(
-            f"{file.path}: key 'llama.block_count' is {layers}, but the file has only {len(file.tensors)} tensors"
+            f"{file.path}: key '{prefix}.block_count' is {layers}, but the file has only {len(file.tensors)} tensors"
         )
+    theta = file.number(f"{prefix}.rope.freq_base", 10000.0, low=1.0, high=1e11)
     try:
         return Shape(
             num_layers=layers,
@@ -169,12 +240,17 @@ def _shape(file: GgufFile) -> Shape:
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
-            intermediate_size=file.integer("llama.feed_forward_length", low=1, high=_MAX_WIDTH),
+            intermediate_size=file.integer(f"{prefix}.feed_forward_length", low=1, high=_MAX_WIDTH),
             vocab_size=vocab_size,
             tie_word_embeddings="output.weight" not in file.tensors,
-            max_seq_len=file.integer("llama.context_length", low=1, high=_MAX_CONTEXT),
-            rms_norm_eps=file.number("llama.attention.layer_norm_rms_epsilon", low=0.0, high=0.1),
-            rope_theta=file.number("llama.rope.freq_base", 10000.0, low=1.0, high=1e11),
+            max_seq_len=file.integer(f"{prefix}.context_length", low=1, high=_MAX_CONTEXT),
+            rms_norm_eps=file.number(f"{prefix}.attention.layer_norm_rms_epsilon", low=0.0, high=0.1),
+            rope_theta=theta,
+            mlp="relu2" if architecture is ARCEE else "swiglu",
+            qk_norm=architecture is QWEN3,
+            qkv_bias="blk.0.attn_q.bias" in file.tensors,
+            nope_every=SMOLLM3_NOPE if architecture is SMOLLM3 else 0,
+            rope_scaling=_rope_scaling(file, prefix, head_dim, theta),
         )
     except ShapeError as error:
         raise FormatError(f"{file.path}: {error}") from None

@@ -1,4 +1,4 @@
-"""What a Hugging Face folder of ``LlamaForCausalLM`` means: config, weights and tokenizer as one Model."""
+"""What a Hugging Face folder of a known class means: config, weights and tokenizer as one Model."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _canonical(folder: Path, shape: Shape, stored: Mapping[str, Tensor]) -> dict
         )
     specs = {spec.hf_name: spec for spec in tensor_specs(shape)}
     for name in stored:
-        if name.endswith(".bias"):
+        if name.endswith(".bias") and name not in specs:
             raise UnsupportedError(f"{folder}: tensor '{name}' is a bias, which this version does not run")
         if name == "lm_head.weight" and name not in specs:
             _require_equal_head(folder, stored)

@@ -23,7 +23,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # contract: fuse a*b+c where written apart; nothing that reorders, so lanes fix the order of every sum
 FASTMATH = {"contract"}
-_OPTIONS: dict[str, Any] = {"nogil": True, "boundscheck": False, "fastmath": FASTMATH, "error_model": "numpy"}
 
 
 def user_cache_dir() -> Path:
@@ -68,22 +67,18 @@ def kernel(function: F) -> F:
 
     Where the cache folder cannot be written the kernel is compiled anew in each process.
     """
+    options: dict[str, Any] = {"nogil": True, "boundscheck": False, "fastmath": FASTMATH, "error_model": "numpy"}
     folder = kernel_cache_dir()
     if folder is None:
-        return numba.njit(**_OPTIONS)(function)  # type: ignore[no-any-return]
+        return numba.njit(**options)(function)  # type: ignore[no-any-return]
     previous = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = str(folder)  # read when the decorator builds its cache, then put back for other users of Numba
     try:
-        return numba.njit(cache=True, **_OPTIONS)(function)  # type: ignore[no-any-return]
+        return numba.njit(cache=True, **options)(function)  # type: ignore[no-any-return]
     finally:
         numba.config.CACHE_DIR = previous
 
 
-def assembly(function: Callable[..., Any], *args: Any) -> str:
-    """Machine code of a kernel for arguments like ``args``, for tests that look for an instruction.
-
-    Compiled anew, because code that came from the cache cannot be printed; the kernel runs once.
-    """
-    fresh = numba.njit(**_OPTIONS)(function.py_func)  # type: ignore[attr-defined]
-    fresh(*args)
-    return "\n".join(fresh.inspect_asm().values())
+def assembly(function: Callable[..., Any]) -> str:
+    """Machine code text of every compiled version of a kernel, for tests that look for an instruction."""
+    return "\n".join(function.inspect_asm().values())  # type: ignore[attr-defined]

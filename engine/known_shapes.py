@@ -1,8 +1,8 @@
 """Shapes of public models by name, for comparison and as starting points.
 
-Only what decides tensors and their sizes: rotary base, epsilon and context are :class:`Shape`'s defaults, so a random
-model made from one of these is a size twin, not a checkpoint's configuration. ``accounting_only`` marks architectures
-with parts this engine does not run (biases, other norms or gates); their parameters still count right within 0.2 %.
+Only what decides tensors and their sizes: rotary base and scaling, epsilon and context are :class:`Shape`'s defaults, so
+a random model made from one of these is a size twin, not a checkpoint's configuration. ``accounting_only`` marks
+architectures with parts this engine does not run (other norms or gates); their parameters still count right within 0.2 %.
 
 Every row names its source and how sure it is: ``file`` read from the cited repository, ``partly`` some numbers recalled,
 ``arith`` recalled and confirmed by arithmetic against the published total.
@@ -20,9 +20,7 @@ from deepthin.engine.shape import Shape
 _MOBILELLM = "facebookresearch/MobileLLM@8b9769d configs"
 _MOBILELLM_R1 = "facebookresearch/MobileLLM-R1@cfc816c README"
 _LITGPT = "Lightning-AI/litgpt@2685705 litgpt/config.py"
-_QKN = "query and key norms"
-_QKV_BIAS = "query, key and value biases"
-_ROPE_SCALING = "scaled rotary embedding"
+_QKN = "query and key norms without weights"
 _GEMMA = "GeGLU gate, four norms a block"
 _NEOX = "LayerNorm, biases, parallel blocks"
 _CARD = "published configuration or model card"
@@ -66,11 +64,11 @@ _ROWS: tuple[tuple[str, str, float, str, str, str], ...] = (
     ("smollm2-360m", "L=32,d=960,heads=15,kv=5,ff=2560,vocab=49152,tied", 361.8e6, _LITGPT, "file", ""),
     ("smollm2-1.7b", "L=24,d=2048,heads=32,ff=8192,vocab=49152,tied", 1710e6, _LITGPT, "partly", ""),
     ("tinyllama-1.1b", "L=22,d=2048,heads=32,kv=4,ff=5632,vocab=32000,untied", 1100e6, _LITGPT, "file", ""),
-    ("llama-3.2-1b", "L=16,d=2048,heads=32,kv=8,ff=8192,vocab=128256,tied", 1235.8e6, _LITGPT, "file", _ROPE_SCALING),
+    ("llama-3.2-1b", "L=16,d=2048,heads=32,kv=8,ff=8192,vocab=128256,tied", 1235.8e6, _LITGPT, "file", ""),
     ("baguettotron", "L=80,d=576,heads=9,kv=3,ff=1536,vocab=65536,tied", 321e6, _CARD, "arith", ""),
     ("monad", "L=64,d=256,heads=4,ff=768,vocab=8192,tied", 56.7e6, _CARD, "arith", ""),
-    ("qwen2.5-0.5b", "L=24,d=896,heads=14,kv=2,ff=4864,vocab=151936,tied", 494e6, _LITGPT, "file", _QKV_BIAS),
-    ("qwen3-0.6b", "L=28,d=1024,heads=16,kv=8,head_dim=128,ff=3072,vocab=151936,tied,qk_norm", 596e6, _LITGPT, "file", _QKN),
+    ("qwen2.5-0.5b", "L=24,d=896,heads=14,kv=2,ff=4864,vocab=151936,tied,qkv_bias", 494e6, _LITGPT, "file", ""),
+    ("qwen3-0.6b", "L=28,d=1024,heads=16,kv=8,head_dim=128,ff=3072,vocab=151936,tied,qk_norm", 596e6, _LITGPT, "file", ""),
     ("gemma-3-270m", "L=18,d=640,heads=4,kv=1,head_dim=256,ff=2048,vocab=262144,tied,qk_norm", 268.1e6, _CARD, "arith", _GEMMA),
     ("gemma-3-1b", "L=26,d=1152,heads=4,kv=1,head_dim=256,ff=6912,vocab=262144,tied,qk_norm", 1000e6, _LITGPT, "file", _GEMMA),
     ("pythia-70m", "L=6,d=512,heads=8,ff=2048,vocab=50304,untied,mlp=gelu", 70.4e6, _LITGPT, "file", _NEOX),

@@ -124,15 +124,15 @@ class Model:
 def random_model(shape: Shape, *, seed: int = 0, quant: str = "f32") -> Model:
     """A model with seeded random weights.
 
-    Norms are 1; matrices are normal with sigma 0.02 and the residual output projections (``attn_output``,
+    Norms are 1 and biases 0; matrices are normal with sigma 0.02 and the residual output projections (``attn_output``,
     ``ffn_down``) are scaled by 1/sqrt(2L) (GPT-2, Radford et al. 2019, section 2.3). Each tensor has its own
     stream, so the same seed gives the same tensor whatever the others are.
     """
     body = format_named(quant)
     tensors = {}
     for index, spec in enumerate(tensor_specs(shape)):
-        if spec.role == "norm":
-            values = np.ones(spec.dims, np.float32)
+        if spec.role in ("norm", "bias"):
+            values = np.full(spec.dims, spec.role == "norm", np.float32)
         else:
             sigma = 0.02
             if spec.name.endswith(("attn_output", "ffn_down")):

@@ -5,6 +5,7 @@ A plan holds no pointers and fixes no sizes at compile time, so a new shape, dep
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,8 +16,9 @@ from deepthin.engine.formats import BlockFormat
 from deepthin.engine.model import Model
 from deepthin.engine.pack import ALIGNMENT, Packed, align, pack_into, place
 from deepthin.engine.shape import Shape
+from deepthin.engine.tensors import TensorSpec, tensor_specs
 
-BLOCK_OPS = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+_NO_OP = (0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +26,11 @@ class Plan:
     """Packed weights and the tables that say where they are.
 
     Attributes:
-        num_blocks: blocks to run, in order.
+        num_blocks: blocks to run, in order; a shared block counts each time.
         ops: i64 [num_blocks * 7 + 2, 5], see ``engine/kernels/decode.py``.
-        norms: f32 [num_blocks * 2 + 1, D padded].
+        norms: f32, norms and small vectors, likewise.
         packed: each product by canonical name (``blk.0.attn_q`` ... ``token_embd``, ``output``).
+        runs: how often each block's weights are read for one token.
     """
 
     shape: Shape
@@ -36,11 +39,12 @@ class Plan:
     ops: I64
     norms: F32
     packed: dict[str, Packed]
+    runs: int = 1
 
     @property
     def block_bytes(self) -> int:
         """Weight bytes one block reads."""
-        return sum(self.packed[f"blk.0.{name}"].num_bytes for name in BLOCK_OPS)
+        return sum(self.packed[f"blk.0.{name}"].num_bytes for name in block_products(self.shape) if name)
 
     @property
     def head_bytes(self) -> int:
@@ -52,32 +56,24 @@ class Plan:
         """Weight bytes read per decoded token: every block, the head, and one row of the embedding."""
         embedding = self.packed["token_embd"]
         body = sum(p.num_bytes for name, p in self.packed.items() if name.startswith("blk."))
-        return body + self.head_bytes + embedding.format.row_bytes(embedding.cols)
+        return body * self.runs + self.head_bytes + embedding.format.row_bytes(embedding.cols)
 
 
-def check_runnable(shape: Shape) -> None:
-    """Refuse, by name, whatever the kernels do not do.
-
-    Raises:
-        UnsupportedError: the first such feature.
-    """
-    if shape.mlp != "swiglu":
-        raise UnsupportedError(f"shape {shape.text}: the engine runs mlp=swiglu only, not mlp={shape.mlp}")
-    if shape.qk_norm:
-        raise UnsupportedError(f"shape {shape.text}: the engine does not normalise queries and keys (qk_norm)")
-    if shape.layer_sharing != 1:
-        raise UnsupportedError(f"shape {shape.text}: the engine does not share layers (share={shape.layer_sharing})")
+def block_products(shape: Shape) -> tuple[str, ...]:
+    """Names of a block's products in the kernels' order: q k v o, what goes through the activation, what it gates, down."""
+    gated = shape.mlp == "swiglu"
+    return ("attn_q", "attn_k", "attn_v", "attn_output", *(("ffn_gate", "ffn_up") if gated else ("ffn_up", "")), "ffn_down")
 
 
 def plan_model(model: Model, *, lanes: int, q8_bias: int) -> Plan:
     """Pack every matrix of ``model``; afterwards the model's own data (a mapped file, say) is not needed.
 
     Raises:
-        UnsupportedError: the shape or a format cannot be run.
+        UnsupportedError: a format cannot be run.
     """
     shape = model.shape
-    check_runnable(shape)
-    tensors = {f"blk.{i}.{name}": model.tensors[f"blk.{i}.{name}"] for i in range(shape.num_layers) for name in BLOCK_OPS}
+    names = [f"blk.{i}.{name}" for i in range(shape.num_layers) for name in block_products(shape) if name]
+    tensors = {name: model.tensors[name] for name in names}
     tensors["token_embd"] = model.tensors["token_embd"]
     if not shape.tie_word_embeddings:
         tensors["output"] = model.tensors["output"]
@@ -90,11 +86,10 @@ def plan_model(model: Model, *, lanes: int, q8_bias: int) -> Plan:
     for name, tensor in tensors.items():
         pack_into(arena, packed[name], tensor, lanes, q8_bias)
     packed.setdefault("output", packed["token_embd"])
-    norms = np.zeros((shape.num_layers * 2 + 1, _padded(shape.hidden_size, lanes)), np.float32)
-    names = [f"blk.{i}.{norm}" for i in range(shape.num_layers) for norm in ("attn_norm", "ffn_norm")] + ["output_norm"]
-    for row, name in enumerate(names):
-        norms[row, : shape.hidden_size] = model.tensors[name].dequantize()
-    return Plan(shape, shape.num_layers, arena, _ops(packed, shape.num_layers), norms, packed)
+    vectors = {spec.name: model.tensors[spec.name].dequantize() for spec in _vector_specs(shape)}
+    blocks = [run // shape.layer_sharing for run in range(shape.num_executed_layers)]
+    norms = _norms(shape, blocks, vectors, lanes)
+    return Plan(shape, len(blocks), arena, _ops(shape, packed, blocks), norms, packed, shape.layer_sharing)
 
 
 def plan_synthetic(
@@ -106,15 +101,15 @@ def plan_synthetic(
     read as data and scale bytes as scales. The embedding shares the head's place when tied.
 
     Raises:
-        UnsupportedError: the shape cannot be run, or does not fit the arena.
+        UnsupportedError: the shape does not fit the arena.
     """
-    check_runnable(shape)
     width, inner = shape.hidden_size, shape.intermediate_size
     sizes = [(shape.q_size, width), (shape.kv_size, width), (shape.kv_size, width), (width, shape.q_size)]
     sizes += [(inner, width), (inner, width), (width, inner)]
     packed: dict[str, Packed] = {}
     data_at, scale_at = 0, scales_at
-    entries = [(f"blk.{i}.{name}", body, size) for i in range(num_blocks) for name, size in zip(BLOCK_OPS, sizes, strict=True)]
+    products = [item for item in zip(block_products(shape), sizes, strict=True) if item[0]]
+    entries = [(f"blk.{i}.{name}", body, size) for i in range(num_blocks) for name, size in products]
     tables = ["token_embd"] if shape.tie_word_embeddings else ["token_embd", "output"]
     entries += [(name, head, (shape.vocab_size, width)) for name in tables]
     for name, fmt, (rows, cols) in entries:
@@ -126,9 +121,12 @@ def plan_synthetic(
             f"shape {shape.text}: {num_blocks} blocks need more than the {len(arena)} bytes set aside for timing"
         )
     packed.setdefault("output", packed["token_embd"])
-    norms = np.zeros((num_blocks * 2 + 1, _padded(width, lanes)), np.float32)
-    norms[:, :width] = 1
-    return Plan(shape, num_blocks, arena, _ops(packed, num_blocks), norms, packed)
+    blocks = list(range(num_blocks))
+    vectors = {
+        spec.name: np.full(spec.dims, spec.role == "norm", np.float32)
+        for spec in _vector_specs(shape.replace(num_layers=num_blocks))
+    }
+    return Plan(shape, num_blocks, arena, _ops(shape, packed, blocks), _norms(shape, blocks, vectors, lanes), packed)
 
 
 def aligned_bytes(count: int) -> U8:
@@ -138,9 +136,30 @@ def aligned_bytes(count: int) -> U8:
     return raw[start : start + count]
 
 
-def _ops(packed: dict[str, Packed], num_blocks: int) -> I64:
-    names = [f"blk.{i}.{name}" for i in range(num_blocks) for name in BLOCK_OPS] + ["token_embd", "output"]
-    return np.array([packed[name].op for name in names], np.int64)
+def _ops(shape: Shape, packed: dict[str, Packed], blocks: list[int]) -> I64:
+    rows = [packed[f"blk.{i}.{name}"].op if name else _NO_OP for i in blocks for name in block_products(shape)]
+    return np.array([*rows, packed["token_embd"].op, packed["output"].op], np.int64)
+
+
+def _vector_specs(shape: Shape) -> list[TensorSpec]:
+    return [spec for spec in tensor_specs(shape) if len(spec.dims) == 1]
+
+
+def _norms(shape: Shape, blocks: list[int], vectors: Mapping[str, F32], lanes: int) -> F32:
+    """Norms of every run and the final one, then biases of q, k, v and norms of q and k of every run, each padded."""
+    width = _padded(shape.hidden_size, lanes)
+    extras = [("attn_q.bias", shape.q_size), ("attn_k.bias", shape.kv_size), ("attn_v.bias", shape.kv_size)]
+    extras += [("attn_q_norm", shape.head_dim), ("attn_k_norm", shape.head_dim)]
+    rows = [(f"blk.{i}.{name}", width) for i in blocks for name in ("attn_norm", "ffn_norm")] + [("output_norm", width)]
+    rows += [(f"blk.{i}.{name}", _padded(size, lanes)) for i in blocks for name, size in extras]
+    norms = np.zeros(sum(size for _, size in rows), np.float32)
+    at = 0
+    for name, size in rows:
+        values = vectors.get(name)
+        if values is not None:
+            norms[at : at + len(values)] = values
+        at += size
+    return norms
 
 
 def _padded(width: int, lanes: int) -> int:

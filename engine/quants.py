@@ -10,8 +10,9 @@ from collections.abc import Callable
 import numpy as np
 
 from deepthin.engine.arrays import F32, U8, U16
-from deepthin.engine.errors import FormatError
-from deepthin.engine.formats import BlockFormat
+from deepthin.engine.errors import FormatError, UnsupportedError
+from deepthin.engine.formats import BODY_QUANTS, BlockFormat
+from deepthin.engine.quants_k import dequantize_q6_k, dequantize_q45_k
 
 _CHUNK_VALUES = 1 << 22  # bounds temporaries to some 100 MB however large the tensor
 
@@ -21,7 +22,13 @@ def quantize(values: F32, fmt: BlockFormat) -> U8:
 
     Raises:
         FormatError: the block does not divide C, or a value is not finite.
+        UnsupportedError: the format is only read.
     """
+    if not fmt.can_quantize:
+        raise UnsupportedError(
+            f"weights cannot be stored as {fmt.name} here, only read; let llama.cpp's llama-quantize make such a file, "
+            f"or use one of {', '.join(BODY_QUANTS)}"
+        )
     matrix = np.atleast_2d(values)
     rows, cols = matrix.shape
     row_bytes = fmt.row_bytes(cols)
@@ -73,13 +80,17 @@ def _inverse(scale: F32) -> F32:
         return np.where(scale == 0, np.float32(0), np.float32(1) / scale)
 
 
-def _pack_nibbles(q: U8) -> U8:
-    """u8 [B, 32] of 0..15 to u8 [B, 16]: value j in the low nibble of byte j, value j + 16 in its high nibble."""
-    return q[:, :16] | (q[:, 16:] << np.uint8(4))
+def pack_nibbles(q: U8) -> U8:
+    """Low nibbles of u8 [B, 32] as u8 [B, 16]: value j in the low nibble of byte j, value j + 16 in its high nibble."""
+    return q[:, :16] & np.uint8(15) | q[:, 16:] << np.uint8(4)
 
 
-def _unpack_nibbles(qs: U8) -> F32:
-    return np.concatenate([qs & 0x0F, qs >> 4], axis=1).astype(np.float32)
+def block_codes(blocks: np.ndarray) -> U8:
+    """Unsigned integers u8 [B, 32] of blocks with nibbles ``qs``, and fifth bits ``qh`` where the format has them."""
+    codes = np.concatenate([blocks["qs"] & 15, blocks["qs"] >> 4], axis=1)
+    if "qh" in (blocks.dtype.names or ()):
+        codes |= np.unpackbits(blocks["qh"], axis=1, bitorder="little") << np.uint8(4)
+    return codes
 
 
 def _quantize_plain(blocks: F32, fmt: BlockFormat) -> np.ndarray:
@@ -103,23 +114,31 @@ def _quantize_q8_0(blocks: F32, fmt: BlockFormat) -> np.ndarray:
     return out
 
 
-def _quantize_q4_0(blocks: F32, fmt: BlockFormat) -> np.ndarray:
+def _quantize_q45_0(blocks: F32, fmt: BlockFormat) -> np.ndarray:
+    half = 8 if fmt.name == "q4_0" else 16
     at = np.abs(blocks).argmax(axis=1)
-    scale = blocks[np.arange(len(blocks)), at] / np.float32(-8)
+    scale = blocks[np.arange(len(blocks)), at] / np.float32(-half)
     scaled = blocks * _inverse(scale)[:, None]
-    out = np.empty(len(blocks), fmt.dtype)
-    out["d"] = scale
-    out["qs"] = _pack_nibbles(np.clip(np.trunc(scaled + np.float32(8.5)), 0, 15).astype(np.uint8))
-    return out
+    return _with_codes(np.trunc(scaled + np.float32(half + 0.5)), 2 * half - 1, fmt, d=scale)
 
 
-def _quantize_q4_1(blocks: F32, fmt: BlockFormat) -> np.ndarray:
+def _quantize_q45_1(blocks: F32, fmt: BlockFormat) -> np.ndarray:
+    top = 15 if fmt.name == "q4_1" else 31
     low = blocks.min(axis=1)
-    scale = (blocks.max(axis=1) - low) / np.float32(15)
+    scale = (blocks.max(axis=1) - low) / np.float32(top)
     scaled = (blocks - low[:, None]) * _inverse(scale)[:, None]
-    out = np.empty(len(blocks), fmt.dtype)
-    out["d"], out["m"] = scale, low
-    out["qs"] = _pack_nibbles(np.clip(np.trunc(scaled + np.float32(0.5)), 0, 15).astype(np.uint8))
+    return _with_codes(np.trunc(scaled + np.float32(0.5)), top, fmt, d=scale, m=low)
+
+
+def _with_codes(codes: F32, top: int, fmt: BlockFormat, **scales: F32) -> np.ndarray:
+    """Blocks of ``fmt`` holding ``codes`` clipped to 0..top."""
+    whole = np.clip(codes, 0, top).astype(np.uint8)
+    out = np.empty(len(codes), fmt.dtype)
+    for name, values in scales.items():
+        out[name] = values
+    out["qs"] = pack_nibbles(whole)
+    if top > 15:
+        out["qh"] = np.packbits(whole >> 4, axis=1, bitorder="little")
     return out
 
 
@@ -132,12 +151,13 @@ def _dequantize_q8_0(blocks: np.ndarray) -> F32:
     return blocks["d"].astype(np.float32)[:, None] * blocks["qs"].astype(np.float32)
 
 
-def _dequantize_q4_0(blocks: np.ndarray) -> F32:
-    return blocks["d"].astype(np.float32)[:, None] * (_unpack_nibbles(blocks["qs"]) - np.float32(8))
+def _dequantize_q45_0(blocks: np.ndarray) -> F32:
+    half = np.float32(16 if "qh" in (blocks.dtype.names or ()) else 8)
+    return blocks["d"].astype(np.float32)[:, None] * (block_codes(blocks).astype(np.float32) - half)
 
 
-def _dequantize_q4_1(blocks: np.ndarray) -> F32:
-    scaled = blocks["d"].astype(np.float32)[:, None] * _unpack_nibbles(blocks["qs"])
+def _dequantize_q45_1(blocks: np.ndarray) -> F32:
+    scaled = blocks["d"].astype(np.float32)[:, None] * block_codes(blocks).astype(np.float32)
     return scaled + blocks["m"].astype(np.float32)[:, None]
 
 
@@ -146,14 +166,21 @@ _QUANTIZERS: dict[str, Callable[[F32, BlockFormat], np.ndarray]] = {
     "f16": _quantize_plain,
     "bf16": _quantize_plain,
     "q8_0": _quantize_q8_0,
-    "q4_0": _quantize_q4_0,
-    "q4_1": _quantize_q4_1,
+    "q4_0": _quantize_q45_0,
+    "q4_1": _quantize_q45_1,
+    "q5_0": _quantize_q45_0,
+    "q5_1": _quantize_q45_1,
 }
 _DEQUANTIZERS: dict[str, Callable[[np.ndarray], F32]] = {
     "f32": _dequantize_plain,
     "f16": _dequantize_plain,
     "bf16": _dequantize_plain,
     "q8_0": _dequantize_q8_0,
-    "q4_0": _dequantize_q4_0,
-    "q4_1": _dequantize_q4_1,
+    "q4_0": _dequantize_q45_0,
+    "q4_1": _dequantize_q45_1,
+    "q5_0": _dequantize_q45_0,
+    "q5_1": _dequantize_q45_1,
+    "q4_k": dequantize_q45_k,
+    "q5_k": dequantize_q45_k,
+    "q6_k": dequantize_q6_k,
 }

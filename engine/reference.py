@@ -3,10 +3,12 @@
 L layers   D hidden size   H query heads   K key/value heads   E head dim   F MLP width   V vocabulary
 S tokens given now   T tokens in the cache, these included   G = H // K query heads per key head
 
-block      x += Wo attention(rope(Wq n), rope(Wk n), Wv n)        n = norm(x)
+block      x += Wo attention(rope(q), rope(k), v)                 n = norm(x)
+           q = Wq n [+ bias] [each head normed], k likewise, v = Wv n [+ bias]; no rope where the shape has none
            x += Wdown (silu(Wgate n) * Wup n)                     n = norm(x)
+           or Wdown relu(Wup n)^2, Wdown gelu(Wup n) without a gate
 norm       n_i = g_i x_i / sqrt(mean(x^2) + eps)
-rope       with a = t theta^(-2i/E):  (u_i, u_{i+E/2}) -> (u_i cos a - u_{i+E/2} sin a, u_{i+E/2} cos a + u_i sin a)
+rope       with a = t rate_i (see rope.py):  (u_i, u_{i+E/2}) -> (u_i cos a - u_{i+E/2} sin a, u_{i+E/2} cos a + u_i sin a)
 attention  head h reads key head h // G; softmax(q.k / sqrt(E)) over the positions up to its own
 logits     Whead norm(x); the head is the embedding when tied
 """
@@ -20,7 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from deepthin.engine.arrays import F32, F64
-from deepthin.engine.errors import UnsupportedError, UsageError
+from deepthin.engine.errors import UsageError
+from deepthin.engine.rope import rope_magnitude, rope_rates
 from deepthin.engine.shape import Shape
 from deepthin.engine.tensors import tensor_specs
 
@@ -34,14 +37,10 @@ class Reference:
         dtype: what everything is computed in; annotations below say F64, which is the default.
 
     Raises:
-        UnsupportedError: the shape has a part that is not written here.
         UsageError: a weight is missing or has other dimensions than the shape needs.
     """
 
     def __init__(self, shape: Shape, weights: Mapping[str, F32], dtype: npt.DTypeLike = np.float64) -> None:
-        if shape.mlp != "swiglu" or shape.qk_norm:
-            what = f"mlp={shape.mlp}" if shape.mlp != "swiglu" else "qk_norm"
-            raise UnsupportedError(f"reference decoder: {what} is not implemented; it runs swiglu without qk_norm")
         for spec in tensor_specs(shape):
             found = weights[spec.name].shape if spec.name in weights else None
             if found != spec.dims:
@@ -49,8 +48,7 @@ class Reference:
         self.shape = shape
         self._dtype = np.dtype(dtype)
         self._weights = {spec.name: np.asarray(weights[spec.name], self._dtype) for spec in tensor_specs(shape)}
-        pairs = np.arange(shape.head_dim // 2, dtype=np.float64)
-        self._frequencies: F64 = np.float64(shape.rope_theta) ** (-2.0 * pairs / shape.head_dim)
+        self._rates = rope_rates(shape.head_dim, shape.rope_theta, shape.rope_scaling)
         self.reset()
 
     @property
@@ -91,16 +89,22 @@ class Reference:
         name = f"blk.{run // self.shape.layer_sharing}."
         x = x + self._attention(run, name, self._norm(x, name + "attn_norm")) @ self._weights[name + "attn_output"].T
         n = self._norm(x, name + "ffn_norm")
-        inner = _silu(n @ self._weights[name + "ffn_gate"].T) * (n @ self._weights[name + "ffn_up"].T)
+        inner = n @ self._weights[name + "ffn_up"].T
+        if self.shape.mlp == "swiglu":
+            inner = _silu(n @ self._weights[name + "ffn_gate"].T) * inner
+        else:
+            inner = np.maximum(inner, 0) ** 2 if self.shape.mlp == "relu2" else _gelu(inner)
         out: F64 = x + inner @ self._weights[name + "ffn_down"].T
         return out
 
     def _attention(self, run: int, name: str, n: F64) -> F64:
         """Append keys and values of n [S, D], then attend; returns [S, H·E]."""
         tokens, width = len(n), self.shape.head_dim
-        q = self._rope((n @ self._weights[name + "attn_q"].T).reshape(tokens, self.shape.num_heads, width))
-        k = self._rope((n @ self._weights[name + "attn_k"].T).reshape(tokens, self.shape.num_kv_heads, width))
-        v = (n @ self._weights[name + "attn_v"].T).reshape(tokens, self.shape.num_kv_heads, width)
+        q, k, v = (self._heads(n, f"{name}attn_{part}") for part in "qkv")
+        if self.shape.qk_norm:
+            q, k = self._norm(q, name + "attn_q_norm"), self._norm(k, name + "attn_k_norm")
+        if self.shape.has_rope(run // self.shape.layer_sharing):
+            q, k = self._rope(q), self._rope(k)
         keys = self._keys[run] = np.concatenate([self._keys[run], k])
         values = self._values[run] = np.concatenate([self._values[run], v])
         group = self.shape.num_heads // self.shape.num_kv_heads
@@ -112,10 +116,18 @@ class Reference:
             out[:, h] = _softmax(scores) @ values[:, h // group]
         return out.reshape(tokens, -1)
 
+    def _heads(self, n: F64, name: str) -> F64:
+        """One of the three projections of n [S, D], its bias added: [S, heads, E]."""
+        out: F64 = n @ self._weights[name].T
+        if self.shape.qkv_bias:
+            out = out + self._weights[name + ".bias"]
+        return out.reshape(len(n), -1, self.shape.head_dim)
+
     def _rope(self, u: F64) -> F64:
         """Turn u [S, heads, E] by the positions that follow the cache; angles are always f64."""
-        angles = (self._position + np.arange(len(u)))[:, None] * self._frequencies[None, :]
-        cos, sin = (f(angles).astype(self._dtype)[:, None, :] for f in (np.cos, np.sin))
+        angles = (self._position + np.arange(len(u)))[:, None] * self._rates[None, :]
+        magnitude = rope_magnitude(self.shape.rope_scaling)
+        cos, sin = ((f(angles) * magnitude).astype(self._dtype)[:, None, :] for f in (np.cos, np.sin))
         first, second = np.split(u, 2, axis=-1)
         return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
@@ -128,6 +140,12 @@ class Reference:
 def _silu(x: F64) -> F64:
     """Return x sigmoid(x), through tanh so that no exponential overflows."""
     out: F64 = x * (1 + np.tanh(x / 2)) / 2
+    return out
+
+
+def _gelu(x: F64) -> F64:
+    """The tanh form, x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2 (Hendrycks and Gimpel, arXiv 1606.08415, section 2)."""
+    out: F64 = x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
     return out
 
 

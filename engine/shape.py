@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from deepthin.engine.errors import ShapeError
+from deepthin.engine.rope_scaling import RopeScaling
 
 MLP_KINDS = ("swiglu", "gelu", "relu2")  # swiglu has three matrices, the others two
 _TEXT_KEYS = {
@@ -26,8 +27,16 @@ _TEXT_KEYS = {
     "ctx": "max_seq_len",
     "eps": "rms_norm_eps",
     "theta": "rope_theta",
+    "rope": "rope_scaling",
+    "nope": "nope_every",
 }
-_FLAGS = {"tied": ("tie_word_embeddings", True), "untied": ("tie_word_embeddings", False), "qk_norm": ("qk_norm", True)}
+_FLAGS = {
+    "tied": ("tie_word_embeddings", True),
+    "untied": ("tie_word_embeddings", False),
+    "qk_norm": ("qk_norm", True),
+    "qkv_bias": ("qkv_bias", True),
+}
+_LATER_FIELDS = ("qkv_bias", "nope_every", "rope_scaling")  # in JSON only where they say something, so that old readers cope
 _REQUIRED = ("L", "d", "heads", "ff", "vocab")
 _LIMITS = {  # generous ceilings that keep every product far inside 64 bits
     "num_layers": 4096,
@@ -48,6 +57,8 @@ class Shape:
 
     ``num_layers`` counts blocks with weights of their own; each runs ``layer_sharing`` times in a row.
     ``num_kv_heads`` defaults to ``num_heads`` and ``head_dim`` to ``hidden_size // num_heads``.
+    ``qkv_bias`` adds a bias to queries, keys and values. With ``nope_every`` = n > 0, blocks n - 1, 2n - 1, ... have no
+    rotary embedding. ``rope_scaling`` stretches it over more positions.
 
     Raises:
         ShapeError: a number is out of range or two of them contradict each other.
@@ -67,6 +78,9 @@ class Shape:
     max_seq_len: int = 2048
     rms_norm_eps: float = 1e-5
     rope_theta: float = 10000.0
+    qkv_bias: bool = False
+    nope_every: int = 0
+    rope_scaling: RopeScaling | None = None
 
     def __post_init__(self) -> None:
         """Fill the two derived defaults, then check every field."""
@@ -96,6 +110,10 @@ class Shape:
             raise ShapeError(f"shape: eps={self.rms_norm_eps} is outside [0, 1)")
         if not 1.0 <= self.rope_theta < 1e12:
             raise ShapeError(f"shape: theta={self.rope_theta} is outside [1, 1e12)")
+        if type(self.nope_every) is not int or self.nope_every == 1 or not 0 <= self.nope_every <= _LIMITS["num_layers"]:
+            raise ShapeError(f"shape: nope={self.nope_every!r}, but 0 (every block has positions) or a number from 2 is needed")
+        if self.rope_scaling is not None and not isinstance(self.rope_scaling, RopeScaling):
+            raise ShapeError(f"shape: rope_scaling is {self.rope_scaling!r}; a RopeScaling is needed")
 
     @property
     def q_size(self) -> int:
@@ -111,6 +129,10 @@ class Shape:
     def num_executed_layers(self) -> int:
         """Blocks run per token: unique blocks times their sharing."""
         return self.num_layers * self.layer_sharing
+
+    def has_rope(self, block: int) -> bool:
+        """Whether queries and keys of ``block`` are turned by their position."""
+        return not self.nope_every or (block + 1) % self.nope_every != 0
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -153,8 +175,7 @@ class Shape:
         parts.append("tied" if self.tie_word_embeddings else "untied")
         if self.mlp != "swiglu":
             parts.append(f"mlp={self.mlp}")
-        if self.qk_norm:
-            parts.append("qk_norm")
+        parts += [name for name in ("qk_norm", "qkv_bias") if getattr(self, name)]
         defaults = {f.name: f.default for f in dataclasses.fields(self)}
         for key, name in (
             ("share", "layer_sharing"),
@@ -164,11 +185,16 @@ class Shape:
         ):
             if getattr(self, name) != defaults[name]:
                 parts.append(f"{key}={getattr(self, name)!r}")
+        if self.rope_scaling is not None:
+            parts.append(f"rope={self.rope_scaling.text}")
+        if self.nope_every:
+            parts.append(f"nope={self.nope_every}")
         return ",".join(parts)
 
     def to_json(self) -> dict[str, Any]:
-        """All fields by name, plus ``text``."""
-        return {**dataclasses.asdict(self), "text": self.text}
+        """All fields by name, plus ``text``; what came after the first version only where it is not off."""
+        fields = {name: value for name, value in dataclasses.asdict(self).items() if name not in _LATER_FIELDS or value}
+        return {**fields, "text": self.text}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
@@ -182,6 +208,8 @@ class Shape:
         unknown = sorted(set(fields) - names)
         if unknown:
             raise ShapeError(f"shape JSON: unknown key {unknown[0]!r}; the keys are {', '.join(sorted(names))}")
+        if isinstance(fields.get("rope_scaling"), Mapping):
+            fields["rope_scaling"] = RopeScaling.from_json(fields["rope_scaling"])
         try:
             return cls(**fields)
         except TypeError as error:
@@ -197,6 +225,8 @@ class Shape:
 def _number(key: str, value: str) -> Any:
     if key == "mlp":
         return value
+    if key == "rope":
+        return RopeScaling.parse(value)
     try:
         return float(value) if key in ("eps", "theta") else int(value)
     except ValueError:

@@ -52,12 +52,15 @@ class SyntheticDecoder:
         threads: threads to use, the calling one included.
         context: positions the cache holds; filled with values, so that attention at any position reads real memory.
         num_blocks: blocks run per step. Their bytes and the head's make up the working set.
+        kv_format: how keys and values are cached: f32, f16 or q8_0.
 
     Raises:
         UnsupportedError: the shape cannot be run. FormatError: a width no multiple of the format's block.
     """
 
-    def __init__(self, shape: Shape, quant: str, *, threads: int, context: int, num_blocks: int) -> None:
+    def __init__(
+        self, shape: Shape, quant: str, *, threads: int, context: int, num_blocks: int, kv_format: str = "f32"
+    ) -> None:
         """Lay the plan over the shared arena and start the threads; packs nothing."""
         if num_blocks < 1:
             raise UsageError(f"num_blocks is {num_blocks}, but at least 1 block must run")
@@ -66,8 +69,8 @@ class SyntheticDecoder:
         data, scales = _needed(shape, body, head, num_blocks)
         arena, scales_at = _Arena.of(data, scales)
         plan = plan_synthetic(shape, body, head, num_blocks, arena, scales_at, lanes=W)
-        self._runner = Runner(plan, threads=threads, context=context)
-        self._runner.fill_cache(0.25)
+        self._runner = Runner(plan, threads=threads, context=context, kv_format=kv_format)
+        self._runner.fill_cache()
         self.bytes_per_block, self.head_bytes = plan.block_bytes, plan.head_bytes
         self.bytes_per_token = plan.bytes_per_token
         self.num_blocks = num_blocks

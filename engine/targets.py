@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from deepthin.engine.accounting import fallback_matrices
+from deepthin.engine.architectures import architecture_of, features, gguf_architecture, missing_architecture, scaling_unread
+from deepthin.engine.errors import UnsupportedError
 from deepthin.engine.shape import Shape
 
 K_QUANT_BLOCK = 256
@@ -34,34 +36,30 @@ def target_verdicts(shape: Shape) -> dict[str, Verdict]:
     return {name: rule(shape) for name, rule in _RULES.items()}
 
 
-def _llama_only(shape: Shape) -> str:
-    """What keeps ``shape`` from being a plain Llama decoder, or an empty string."""
-    reasons = []
-    if shape.mlp != "swiglu":
-        reasons.append(f"mlp={shape.mlp} (the Llama architecture has a SwiGLU gate)")
-    if shape.qk_norm:
-        reasons.append("qk_norm (the Llama architecture has no query and key norms)")
-    if shape.layer_sharing > 1:
-        reasons.append(f"share={shape.layer_sharing} (the Llama architecture runs each layer once)")
-    return "; ".join(reasons)
-
-
 def _engine(shape: Shape) -> Verdict:
-    reason = _llama_only(shape)
-    return Verdict(not reason, reason or "Llama decoder with an even head_dim")
+    try:
+        architecture = f"as {architecture_of(shape).name}"
+    except UnsupportedError:
+        architecture = f"{', '.join(features(shape))}; no published architecture"
+    return Verdict(True, f"decoder with an even head_dim, {architecture}")
 
 
 def _hf(shape: Shape) -> Verdict:
-    reason = _llama_only(shape)
-    if not reason and shape.hidden_size % shape.num_heads:
-        reason = f"transformers' LlamaConfig refuses d={shape.hidden_size} that is no multiple of heads={shape.num_heads}"
-    return Verdict(not reason, reason or "LlamaForCausalLM")
+    reason = missing_architecture(shape)
+    if reason:
+        return Verdict(False, reason)
+    architecture = architecture_of(shape)
+    if architecture.whole_heads and shape.hidden_size % shape.num_heads:
+        config = architecture.hf_class.replace("ForCausalLM", "Config")
+        return Verdict(
+            False, f"transformers' {config} refuses d={shape.hidden_size} that is no multiple of heads={shape.num_heads}"
+        )
+    return Verdict(True, architecture.hf_class)
 
 
 def _onnx(shape: Shape) -> Verdict:
-    reason = _llama_only(shape)
-    if reason:
-        return Verdict(False, reason)
+    if shape.layer_sharing > 1:
+        return Verdict(False, f"share={shape.layer_sharing} (shared layers are not written yet)")
     if shape.head_dim % 16 == 0:
         return Verdict(True, "GroupQueryAttention with built-in rotary embedding")
     if shape.head_dim % 8 == 0:
@@ -73,7 +71,7 @@ def _llama_cpp(shape: Shape) -> str:
     """What keeps llama.cpp from running ``shape`` in any format, or an empty string."""
     too_deep = shape.num_layers > LLAMA_CPP_MAX_LAYERS
     limit = f"llama.cpp runs at most {LLAMA_CPP_MAX_LAYERS} layers, not {shape.num_layers}" if too_deep else ""
-    return _llama_only(shape) or limit
+    return missing_architecture(shape) or scaling_unread(shape) or limit
 
 
 def _gguf(quant: str) -> Callable[[Shape], Verdict]:
@@ -84,7 +82,7 @@ def _gguf(quant: str) -> Callable[[Shape], Verdict]:
         kept = fallback_matrices(shape, quant)
         if kept:
             return Verdict(True, f"rows of {', '.join(kept)} are no multiple of 32 and stay f16")
-        return Verdict(True, "architecture llama")
+        return Verdict(True, f"architecture {gguf_architecture(shape).name}")
 
     return rule
 

@@ -1,7 +1,7 @@
 """Which tensors a shape has: canonical name, dimensions, role, and how GGUF and Hugging Face spell the name.
 
 Canonical order of query and key rows is Hugging Face's (rotate-half): within a head, row i turns with row i + E/2.
-GGUF's ``llama`` architecture stores them interleaved; :func:`gguf_row_order` and its inverse convert.
+Most GGUF architectures (``Architecture.interleaved``) store them interleaved; :func:`gguf_row_order` and its inverse convert.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class TensorSpec:
     """One tensor of a model.
 
     Attributes:
-        name: canonical name, equal to the GGUF one without ``.weight`` (``blk.3.attn_q``).
-        dims: (out, in) for matrices, (width,) for norms.
-        role: ``embedding``, ``attention``, ``mlp``, ``norm`` or ``head``.
-        hf_name: name in a Hugging Face Llama folder.
-        rope_heads: heads whose rows GGUF interleaves (queries, keys), else 0.
+        name: canonical name, equal to the GGUF one without ``.weight`` (``blk.3.attn_q``, ``blk.3.attn_q.bias``).
+        dims: (out, in) for matrices, (width,) for norms and biases.
+        role: ``embedding``, ``attention``, ``mlp``, ``norm``, ``bias`` or ``head``.
+        hf_name: name in a Hugging Face folder.
+        rope_heads: heads whose rows (of a bias: values) GGUF interleaves (queries, keys), else 0.
     """
 
     name: str
@@ -36,7 +36,7 @@ class TensorSpec:
     @property
     def gguf_name(self) -> str:
         """Name in a GGUF file."""
-        return self.name + ".weight"
+        return self.name if self.role == "bias" else self.name + ".weight"
 
     @property
     def num_elements(self) -> int:
@@ -61,7 +61,7 @@ def tensor_specs(shape: Shape) -> list[TensorSpec]:
 
 def _block_specs(shape: Shape, layer: int) -> list[TensorSpec]:
     width, inner = shape.hidden_size, shape.intermediate_size
-    parts = [
+    parts: list[tuple[str, tuple[int, ...], str, str, int]] = [
         ("attn_norm", (width,), "norm", "input_layernorm", 0),
         ("attn_q", (shape.q_size, width), "attention", "self_attn.q_proj", shape.num_heads),
         ("attn_k", (shape.kv_size, width), "attention", "self_attn.k_proj", shape.num_kv_heads),
@@ -78,18 +78,24 @@ def _block_specs(shape: Shape, layer: int) -> list[TensorSpec]:
         ]
     if shape.mlp == "swiglu":
         parts.insert(-2, ("ffn_gate", (inner, width), "mlp", "mlp.gate_proj", 0))
+    if shape.qkv_bias:
+        biased = [part for part in parts if part[0] in ("attn_q", "attn_k", "attn_v")]
+        at = parts.index(biased[-1]) + 1
+        parts[at:at] = [(name + ".bias", dims[:1], "bias", hf, heads) for name, dims, _, hf, heads in biased]
     return [
-        TensorSpec(f"blk.{layer}.{name}", dims, role, f"model.layers.{layer}.{hf}.weight", heads)
+        TensorSpec(
+            f"blk.{layer}.{name}", dims, role, f"model.layers.{layer}.{hf}.{'bias' if role == 'bias' else 'weight'}", heads
+        )
         for name, dims, role, hf, heads in parts
     ]
 
 
 def stored_format(spec: TensorSpec, body: BlockFormat) -> BlockFormat:
-    """Format of ``spec`` in a file quantised to ``body``: norms f32, embedding and head by ``head_format``.
+    """Format of ``spec`` in a file quantised to ``body``: norms and biases f32, embedding and head by ``head_format``.
 
     A matrix whose rows the block does not divide falls back to f16, as llama.cpp's quantiser does.
     """
-    if spec.role == "norm":
+    if spec.role in ("norm", "bias"):
         return F32
     fmt = head_format(body) if spec.role in ("embedding", "head") else body
     return fmt if spec.dims[-1] % fmt.block_elements == 0 else F16

@@ -21,7 +21,7 @@ from typing import Any
 from deepthin._version import VERSION
 from deepthin.engine.accounting import count_bytes, count_params
 from deepthin.engine.errors import DeepthinError, FormatError, UsageError
-from deepthin.engine.formats import format_named
+from deepthin.engine.formats import format_named, quant_named
 from deepthin.engine.model import Model
 from deepthin.export.feasibility import TARGETS, refusals, require_targets
 from deepthin.export.gguf_writer import body_format, write_gguf
@@ -70,7 +70,7 @@ def export_bundle(
         FormatError: ``out`` is in use, or a value fits no wanted format.
         DeepthinError: the file system refuses.
     """
-    targets, quants = tuple(dict.fromkeys(targets)), tuple(dict.fromkeys(format_named(quant).name for quant in quants))
+    targets, quants = tuple(dict.fromkeys(targets)), tuple(dict.fromkeys(quant_named(quant).name for quant in quants))
     refused = refusals(targets, model.shape)
     if not skip_infeasible:
         require_targets(targets, model.shape)

@@ -12,9 +12,11 @@ import numpy as np
 
 from deepthin.engine.arrays import F32
 from deepthin.engine.errors import FormatError
-from deepthin.engine.formats import FORMATS
+from deepthin.engine.formats import BODY_QUANTS, FORMATS
 from deepthin.engine.load import load_model
 from deepthin.engine.model import Model, TokenizerSpec
+from deepthin.engine.rope import rope_magnitude, rope_rates
+from deepthin.engine.rope_scaling import RopeScaling
 from deepthin.engine.shape import Shape
 from deepthin.export.manifest import Manifest
 
@@ -31,6 +33,11 @@ _SHAPE_FACTS = (
     "max_seq_len",
     "rms_norm_eps",
     "rope_theta",
+    "mlp",
+    "qk_norm",
+    "qkv_bias",
+    "nope_every",
+    "rope_scaling",
 )
 _TOKEN_UNUSED = 5  # GGUF's token type
 _TOKENIZER_FACTS = ("pre", "tokens", "merges", "bos_id", "eos_id", "add_bos")
@@ -110,8 +117,8 @@ def model_files(manifest: Manifest) -> list[ModelFile]:
     files = [ModelFile(file.path, kind, file.quant) for kind in ("gguf", "onnx") for file in manifest.select(format=kind)]
     models = list(dict.fromkeys(folders)) + files
     for model in models:
-        if model.quant not in FORMATS:
-            raise FormatError(f"manifest: {model.path} is said to hold {model.quant!r}; known are {', '.join(FORMATS)}")
+        if model.quant not in BODY_QUANTS:
+            raise FormatError(f"manifest: {model.path} is said to hold {model.quant!r}; known are {', '.join(BODY_QUANTS)}")
     return sorted(models, key=lambda model: (-FORMATS[model.quant].bits_per_weight, model.quant))
 
 
@@ -124,7 +131,7 @@ def read_contents(root: Path, file: ModelFile, shape: Shape) -> Contents:
     """
     if file.kind != "onnx":
         model = load_model(root / file.path)
-        return Contents(file, {name: getattr(model.shape, name) for name in _SHAPE_FACTS}, model)
+        return Contents(file, _shape_facts(model.shape), model)
     from deepthin.export.onnx_contents import onnx_facts, read_onnx  # loads `onnx`
 
     graph = read_onnx(root / file.path)
@@ -133,7 +140,7 @@ def read_contents(root: Path, file: ModelFile, shape: Shape) -> Contents:
 
 def compare_facts(base: str, shape: Shape, contents: Contents) -> list[FactDifference]:
     """Facts of ``contents`` that are not as ``shape``, read from ``base``, has them; in the order they were read."""
-    wanted = {name: getattr(shape, name) for name in _SHAPE_FACTS}
+    wanted = _shape_facts(shape)
     wanted |= {"rope_interleaved": 0, "attention_window": -1, "attention_softcap": 0.0, "attention_scale": 0.0}
     found = dict(contents.facts)
     if _is_same(found.get("attention_scale"), 1 / math.sqrt(shape.head_dim)):
@@ -141,8 +148,21 @@ def compare_facts(base: str, shape: Shape, contents: Contents) -> list[FactDiffe
     return [
         FactDifference(contents.file.path, name, value, base, wanted[name])
         for name, value in found.items()
-        if not _is_same(value, wanted[name])
+        if not _is_same(value, wanted[name]) and not (name == "rope_scaling" and _is_same_scaling(value, wanted[name], shape))
     ]
+
+
+def _shape_facts(shape: Shape) -> dict[str, Any]:
+    scaling = shape.rope_scaling
+    return {name: getattr(shape, name) for name in _SHAPE_FACTS} | {"rope_scaling": scaling.text if scaling else "none"}
+
+
+def _is_same_scaling(found: str, wanted: str, shape: Shape) -> bool:
+    """Whether two texts turn heads of ``shape`` alike, whatever their numbers: GGUF keeps what follows from llama3's."""
+    both = [None if text == "none" else RopeScaling.parse(text) for text in (found, wanted)]
+    a, b = (rope_rates(shape.head_dim, shape.rope_theta, scaling) for scaling in both)
+    same_size = math.isclose(rope_magnitude(both[0]), rope_magnitude(both[1]), rel_tol=1e-6)
+    return bool(same_size and np.allclose(a, b, rtol=1e-5, atol=0))
 
 
 def compare_tokenizers(base: str, wanted: TokenizerSpec | None, contents: Contents) -> list[FactDifference]:
@@ -181,7 +201,10 @@ def _presence(tokenizer: TokenizerSpec | None) -> str:
 
 def manifest_facts(base: str, listed: Shape, read: Shape) -> list[FactDifference]:
     """Where the shape in the manifest is not the one read from ``base``, which is what runtimes see."""
-    pairs = {name: (getattr(listed, name), getattr(read, name)) for name in _SHAPE_FACTS}
+    found, wanted = _shape_facts(listed), _shape_facts(read)
+    if _is_same_scaling(found["rope_scaling"], wanted["rope_scaling"], read):
+        found["rope_scaling"] = wanted["rope_scaling"]
+    pairs = {name: (found[name], wanted[name]) for name in _SHAPE_FACTS}
     return [FactDifference("manifest.json", name, a, base, b) for name, (a, b) in pairs.items() if not _is_same(a, b)]
 
 

@@ -1,7 +1,7 @@
-"""Writes GGUF v3 files of the ``llama`` architecture: the same model gives the same bytes every time.
+"""Writes GGUF v3 files of the architecture that fits: the same model gives the same bytes every time.
 
 File: magic, version, tensor count, key count, keys, tensor infos, padding, then the tensor data, each part padded to 32 bytes.
-Matrices are copied block for block from the model; query and key rows are interleaved, as this architecture wants them.
+Matrices are copied block for block from the model; query and key rows are interleaved where the architecture wants them so.
 
 Source: ggml ``docs/gguf.md`` at ggml-org/ggml@d99724f; llama.cpp ``conversion/llama.py`` at ggml-org/llama.cpp@c392e50.
 """
@@ -15,10 +15,14 @@ from typing import BinaryIO
 
 import numpy as np
 
+from deepthin.engine.architectures import gguf_architecture
 from deepthin.engine.arrays import U8
 from deepthin.engine.errors import FormatError
-from deepthin.engine.formats import FORMATS, BlockFormat
+from deepthin.engine.formats import F32, FORMATS, BlockFormat
 from deepthin.engine.model import Model, Tensor, TokenizerSpec
+from deepthin.engine.rope import rope_factors
+from deepthin.engine.rope_scaling import RopeScaling
+from deepthin.engine.shape import Shape
 from deepthin.engine.tensors import TensorSpec, gguf_row_order, tensor_specs
 from deepthin.export.feasibility import require_targets
 
@@ -35,7 +39,7 @@ _STRING, _ARRAY = 8, 9
 
 
 def write_gguf(model: Model, path: Path, *, file_format: BlockFormat | None = None) -> int:
-    """Write ``model`` as it is stored; returns the bytes of all tensor data, padding apart.
+    """Write ``model`` as it is stored; returns the bytes of all weights, padding and rotary factors apart.
 
     Args:
         model: tensors in any of the formats of ``engine/formats.py``.
@@ -49,12 +53,13 @@ def write_gguf(model: Model, path: Path, *, file_format: BlockFormat | None = No
     require_targets(("gguf",), model.shape)
     specs = tensor_specs(model.shape)
     keys = gguf_keys(model, file_format or body_format(model))
+    tables = _rope_tables(model.shape)
+    held = [(spec.gguf_name, model.tensors[spec.name]) for spec in specs] + list(tables.items())
     infos, offset = bytearray(), 0
-    for spec in specs:
-        tensor = model.tensors[spec.name]
-        infos += _tensor_info(spec, tensor, offset)
+    for name, tensor in held:
+        infos += _tensor_info(name, tensor, offset)
         offset += _padded(tensor.data.nbytes)
-    header = bytearray(MAGIC + struct.pack("<IQQ", VERSION, len(specs), len(keys)))
+    header = bytearray(MAGIC + struct.pack("<IQQ", VERSION, len(held), len(keys)))
     for name, kind, value in keys:
         header += _string(name) + _value(kind, value)
     header += infos
@@ -66,7 +71,17 @@ def write_gguf(model: Model, path: Path, *, file_format: BlockFormat | None = No
             file.write(np.ascontiguousarray(data).data)
             _pad(file, data.nbytes)
             written += data.nbytes
+        for tensor in tables.values():
+            file.write(tensor.data.data)
+            _pad(file, tensor.data.nbytes)
     return written
+
+
+def _rope_tables(shape: Shape) -> dict[str, Tensor]:
+    """Tensors that hold no weights: the rotary factors, which is how llama.cpp wants llama3 scaling."""
+    if shape.rope_scaling is None or shape.rope_scaling.kind != "llama3":
+        return {}
+    return {"rope_freqs.weight": Tensor.from_values(rope_factors(shape.head_dim, shape.rope_theta, shape.rope_scaling), F32)}
 
 
 def body_format(model: Model) -> BlockFormat:
@@ -80,9 +95,9 @@ def body_format(model: Model) -> BlockFormat:
 
 def gguf_keys(model: Model, file_format: BlockFormat) -> list[Key]:
     """Metadata in file order: general, architecture, tokenizer."""
-    shape = model.shape
+    shape, prefix = model.shape, gguf_architecture(model.shape).name
     keys: list[Key] = [
-        ("general.architecture", "str", "llama"),
+        ("general.architecture", "str", prefix),
         ("general.type", "str", "model"),
         ("general.name", "str", model.name),
         ("general.size_label", "str", _size_label(sum(spec.num_elements for spec in tensor_specs(shape)))),
@@ -93,22 +108,36 @@ def gguf_keys(model: Model, file_format: BlockFormat) -> list[Key]:
     if any(tensor.format.is_quantized for tensor in model.tensors.values()):
         keys.append(("general.quantization_version", "u32", _QUANTIZATION_VERSION))
     keys += [
-        ("llama.context_length", "u32", shape.max_seq_len),
-        ("llama.embedding_length", "u32", shape.hidden_size),
-        ("llama.block_count", "u32", shape.num_layers),
-        ("llama.feed_forward_length", "u32", shape.intermediate_size),
-        ("llama.attention.head_count", "u32", shape.num_heads),
-        ("llama.attention.head_count_kv", "u32", shape.num_kv_heads),
-        ("llama.attention.key_length", "u32", shape.head_dim),
-        ("llama.attention.value_length", "u32", shape.head_dim),
-        ("llama.attention.layer_norm_rms_epsilon", "f32", shape.rms_norm_eps),
-        ("llama.rope.dimension_count", "u32", shape.head_dim),
-        ("llama.rope.freq_base", "f32", shape.rope_theta),
-        ("llama.vocab_size", "u32", shape.vocab_size),
+        (f"{prefix}.context_length", "u32", shape.max_seq_len),
+        (f"{prefix}.embedding_length", "u32", shape.hidden_size),
+        (f"{prefix}.block_count", "u32", shape.num_layers),
+        (f"{prefix}.feed_forward_length", "u32", shape.intermediate_size),
+        (f"{prefix}.attention.head_count", "u32", shape.num_heads),
+        (f"{prefix}.attention.head_count_kv", "u32", shape.num_kv_heads),
+        (f"{prefix}.attention.key_length", "u32", shape.head_dim),
+        (f"{prefix}.attention.value_length", "u32", shape.head_dim),
+        (f"{prefix}.attention.layer_norm_rms_epsilon", "f32", shape.rms_norm_eps),
+        (f"{prefix}.rope.dimension_count", "u32", shape.head_dim),
+        (f"{prefix}.rope.freq_base", "f32", shape.rope_theta),
+        (f"{prefix}.vocab_size", "u32", shape.vocab_size),
+        *_scaling_keys(prefix, shape.rope_scaling),
     ]
     if model.tokenizer is None:
         return [*keys, ("tokenizer.ggml.model", "str", "none")]
     return keys + _tokenizer_keys(model.tokenizer, shape.vocab_size)
+
+
+def _scaling_keys(prefix: str, scaling: RopeScaling | None) -> list[Key]:
+    if scaling is None or scaling.kind == "llama3":
+        return []
+    name = f"{prefix}.rope.scaling"
+    keys: list[Key] = [(f"{name}.type", "str", scaling.kind), (f"{name}.factor", "f32", scaling.factor)]
+    if scaling.kind == "yarn":
+        default = RopeScaling("yarn", scaling.factor, scaling.original_context)
+        keys.append((f"{name}.original_context_length", "u32", scaling.original_context))
+        if scaling.attention_factor != default.attention_factor:  # llama.cpp multiplies the default by it
+            keys.append((f"{name}.attn_factor", "f32", scaling.attention_factor / default.attention_factor))
+    return keys
 
 
 def _attribution(model: Model) -> dict[str, str]:
@@ -139,15 +168,21 @@ def _tokenizer_keys(spec: TokenizerSpec, vocab_size: int) -> list[Key]:
 
 
 def _stored_rows(model: Model, specs: list[TensorSpec]) -> Iterator[U8]:
+    interleaved = gguf_architecture(model.shape).interleaved
     for spec in specs:
-        data = model.tensors[spec.name].data
-        yield data[gguf_row_order(len(data), spec.rope_heads)] if spec.rope_heads else data
+        tensor = model.tensors[spec.name]
+        if not (spec.rope_heads and interleaved):
+            yield tensor.data
+            continue
+        order = gguf_row_order(spec.dims[0], spec.rope_heads)
+        is_matrix = len(spec.dims) == 2
+        yield tensor.data[order] if is_matrix else Tensor.from_values(tensor.dequantize()[order], tensor.format).data
 
 
-def _tensor_info(spec: TensorSpec, tensor: Tensor, offset: int) -> bytes:
-    dims = tuple(reversed(spec.dims))  # ne[0] is the row length
+def _tensor_info(name: str, tensor: Tensor, offset: int) -> bytes:
+    dims = tuple(reversed(tensor.dims))  # ne[0] is the row length
     fields = struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, tensor.format.gguf_type, offset)
-    return _string(spec.gguf_name) + fields
+    return _string(name) + fields
 
 
 def _value(kind: str, value: object) -> bytes:

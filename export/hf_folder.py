@@ -1,4 +1,4 @@
-"""Writes a Hugging Face Llama folder: ``config.json``, ``model.safetensors``, ``generation_config.json``, tokenizer files.
+"""Writes a Hugging Face folder of the class that fits: config, ``model.safetensors``, generation config, tokenizer files.
 
 Weights are the model's values, dequantised when it stores blocks, in Hugging Face's row order (which is our canonical one).
 No chat template is written: templates are code, and this exporter passes none on.
@@ -33,7 +33,7 @@ def write_hf_folder(model: Model, folder: Path, *, dtype: str = "f32") -> int:
         dtype: f32, f16 or bf16; what values are rounded to.
 
     Raises:
-        UnsupportedError: transformers' Llama cannot express the shape.
+        UnsupportedError: no class of transformers can express the shape.
         UsageError: ``dtype`` is none of the three.
         FormatError: a value does not fit ``dtype``.
     """

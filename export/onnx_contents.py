@@ -15,10 +15,12 @@ import numpy.typing as npt
 
 from deepthin.engine.arrays import F32, F64
 from deepthin.engine.errors import FormatError
+from deepthin.engine.rope import rope_magnitude, rope_rates
 from deepthin.engine.shape import Shape
 
 _MATMULS = ("MatMul", "FusedMatMul", "Gemm", "MatMulNBits")
 _TABLES = ("Gather", "GatherBlockQuantized")
+_BIASED = ".biased"
 _ROTARY = ("GroupQueryAttention", "RotaryEmbedding")
 _TABLE_TOLERANCE = 1e-6  # an f32 cosine may round either way
 _RECOVERED_TOLERANCE = 1e-2  # a base recovered from one f32 sine is off by some 1e-6, which grows with the position
@@ -109,6 +111,7 @@ def onnx_facts(contents: OnnxContents, shape: Shape) -> dict[str, Any]:
     }
     pairs = {tuple(name for name in node.input if "cache" in name)[-2:] for node in _rotary_nodes(contents)}
     tables = [(contents.array(pair[0]), contents.array(pair[1])) for pair in sorted(pairs) if len(pair) == 2]
+    facts["nope_every"] = _nope_every(contents, shape)
     facts["max_seq_len"] = _agreed([len(cos) for cos, _ in tables if cos is not None])
     facts["rope_theta"] = _agreed([_rope_theta(cos, sin, shape) for cos, sin in tables if cos is not None and sin is not None])
     return facts
@@ -127,6 +130,8 @@ def _weight_name(node: Any) -> str | None:
         return "token_embd"
     if output == "logits":
         return "output"
+    if node.op_type == "Add" and output.endswith(_BIASED):
+        return str(output.removesuffix("ed"))
     known = (*_MATMULS, "SkipSimplifiedLayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization")
     is_plain_norm = node.op_type == "Mul" and output.endswith("norm.out")
     return output.removesuffix(".out") if output.endswith(".out") and (node.op_type in known or is_plain_norm) else None
@@ -201,11 +206,25 @@ def _interleaved_key(node: Any) -> str:
     return "interleaved" if node.op_type == "RotaryEmbedding" else "rotary_interleaved"
 
 
+def _nope_every(contents: OnnxContents, shape: Shape) -> Any:
+    """``shape``'s own value where the same layers have positions; else which have none."""
+    layers = [node for node in contents.nodes if node.op_type == "GroupQueryAttention"]
+    turned = [
+        bool(_attributes(node).get("do_rotary", 0)) or _op_behind(contents, node.input[0]) == "RotaryEmbedding"
+        for node in layers
+    ]
+    if turned == [shape.has_rope(layer) for layer in range(len(layers))]:
+        return shape.nope_every
+    return f"no positions in layers {[layer for layer, turns in enumerate(turned) if not turns]}"
+
+
 def _rope_theta(cos: npt.NDArray[Any], sin: npt.NDArray[Any], shape: Shape) -> Any:
     """The base behind the tables cos and sin [positions, E / 2]; words when there is none."""
     if cos.shape != sin.shape or cos.ndim != 2 or cos.shape[1] != shape.head_dim // 2 or len(cos) < 2:
         return "not a rotary table"
-    good = _rows_that_match(cos, sin, shape.rope_theta, _TABLE_TOLERANCE)
+    rates = rope_rates(shape.head_dim, shape.rope_theta, shape.rope_scaling)
+    magnitude = rope_magnitude(shape.rope_scaling)
+    good = _rows_that_match(cos, sin, rates, magnitude, _TABLE_TOLERANCE * magnitude)
     if good == len(cos):
         return shape.rope_theta
     if good > 1:
@@ -215,16 +234,17 @@ def _rope_theta(cos: npt.NDArray[Any], sin: npt.NDArray[Any], shape: Shape) -> A
     if pairs > 1 and 0 < slowest < 1:
         theta = slowest ** (-pairs / (pairs - 1))
         for candidate in (float(f"{theta:.5g}"), theta):
-            if _rows_that_match(cos, sin, candidate, _RECOVERED_TOLERANCE) == len(cos):
-                return candidate
+            plain = rope_rates(shape.head_dim, candidate, None)
+            if _rows_that_match(cos, sin, plain, 1.0, _RECOVERED_TOLERANCE) == len(cos):
+                return candidate if shape.rope_scaling is None else f"{candidate} without scaling"
     return "not a rotary table"
 
 
-def _rows_that_match(cos: F64, sin: F64, theta: float, tolerance: float) -> int:
-    """How many rows from the first on are those of base ``theta``."""
-    rates = theta ** (-np.arange(cos.shape[1]) / cos.shape[1])
+def _rows_that_match(cos: F64, sin: F64, rates: F64, magnitude: float, tolerance: float) -> int:
+    """How many rows from the first on are those of ``rates`` and ``magnitude``."""
     angles = np.arange(len(cos))[:, None] * rates[None, :]
-    wrong = ~(np.maximum(np.abs(cos - np.cos(angles)), np.abs(sin - np.sin(angles))).max(axis=1) <= tolerance)
+    off = np.maximum(np.abs(cos - magnitude * np.cos(angles)), np.abs(sin - magnitude * np.sin(angles)))
+    wrong = ~(off.max(axis=1) <= tolerance)
     return int(wrong.argmax()) if wrong.any() else len(cos)
 
 

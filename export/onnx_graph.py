@@ -113,6 +113,30 @@ class OnnxGraph:
         self.add("SkipSimplifiedLayerNormalization", inputs, outputs, domain=CONTRIB, epsilon=self._epsilon)
         return outputs[0], outputs[3]
 
+    def head_norm(self, heads: str, name: str, count: int) -> str:
+        """The norm of each of ``count`` heads side by side in heads [..., count * E].
+
+        NOTE: GroupQueryAttention has inputs for these norms, which onnxruntime refuses on CPUs.
+        """
+        width = self._tensors[name].dims[0]
+        apart = self.constant(f"heads_{count}x{width}", [0, 0, count, width], np.int64)
+        together = self.constant(f"heads_{count * width}", [0, 0, count * width], np.int64)
+        normed = self.plain_norm(self.add("Reshape", [heads, apart], f"{name}.heads"), name)
+        return self.add("Reshape", [normed, together], f"{name}.flat")
+
+    def biased(self, value: str, name: str) -> str:
+        """``value`` [..., width] plus the bias ``name``."""
+        return self.add("Add", [value, self._norm_weight(name)], f"{name}ed")
+
+    def relu2(self, value: str, name: str) -> str:
+        """Compute max(value, 0)^2."""
+        kept = self.add("Relu", [value], f"{name}.relu")
+        return self.add("Mul", [kept, kept], f"{name}.relu2")
+
+    def gelu(self, value: str, name: str) -> str:
+        """Compute GELU in its tanh form."""
+        return self.add("Gelu", [value], f"{name}.gelu", approximate="tanh")
+
     def silu(self, gate: str, name: str) -> str:
         """Compute gate * sigmoid(gate)."""
         return self.add("Mul", [gate, self.add("Sigmoid", [gate], f"{name}.sigmoid")], f"{name}.silu")

@@ -1,4 +1,4 @@
-"""Builds the ONNX graph of a Llama decoder with a key/value cache, for onnxruntime, its genai and transformers.js alike.
+"""Builds the ONNX graph of a decoder with a key/value cache, for onnxruntime, its genai and transformers.js alike.
 
 Opset 21, IR 10, com.microsoft 1: what onnxruntime 1.20 (8-bit weights: 1.23) and later run. Inputs and outputs:
 
@@ -25,9 +25,9 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from deepthin._version import VERSION
-from deepthin.engine.arrays import F32
 from deepthin.engine.formats import format_named
 from deepthin.engine.model import Model
+from deepthin.engine.rope import rope_tables
 from deepthin.engine.shape import Shape
 from deepthin.engine.tensors import stored_format, tensor_specs
 from deepthin.export.feasibility import require_targets
@@ -81,22 +81,15 @@ def onnx_bytes(shape: Shape, quant: str) -> int:
     return sum(weight_bytes(spec.num_elements, stored_format(spec, body)) for spec in tensor_specs(shape))
 
 
-def rope_caches(shape: Shape) -> tuple[F32, F32]:
-    """Cosines and sines of position * theta^(-2i / E), f32 [max_seq_len, E / 2] each, computed in f64."""
-    rates = shape.rope_theta ** (-np.arange(0, shape.head_dim, 2) / shape.head_dim)
-    angles = np.arange(shape.max_seq_len)[:, None] * rates[None, :]
-    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
-
-
 class _Decoder:
     """The order of operators; ``stream`` names the residual stream, ``added`` what the last part puts on top of it."""
 
     def __init__(self, graph: OnnxGraph, shape: Shape) -> None:
         self.graph, self.shape = graph, shape
         self.turns_inside = shape.head_dim % 16 == 0
+        tables = rope_tables(shape.head_dim, shape.rope_theta, shape.rope_scaling, shape.max_seq_len)
         self.caches = [
-            graph.constant(name, values, np.float32)
-            for name, values in zip(("cos_cache", "sin_cache"), rope_caches(shape), strict=True)
+            graph.constant(name, values, np.float32) for name, values in zip(("cos_cache", "sin_cache"), tables, strict=True)
         ]
 
     def build(self) -> None:
@@ -112,14 +105,21 @@ class _Decoder:
                 normed, stream = graph.residual_norm(added, stream, f"{prefix}.attn_norm")
             attended = self._attention(layer, normed, lengths, positions)
             normed, stream = graph.residual_norm(graph.matmul(attended, f"{prefix}.attn_output"), stream, f"{prefix}.ffn_norm")
-            gate, up = (graph.matmul(normed, f"{prefix}.ffn_{part}") for part in ("gate", "up"))
-            gated = graph.add("Mul", [graph.silu(gate, f"{prefix}.ffn_gate"), up], f"{prefix}.ffn_gated")
-            added = graph.matmul(gated, f"{prefix}.ffn_down")
+            added = graph.matmul(self._inner(normed, prefix), f"{prefix}.ffn_down")
         normed, _ = graph.residual_norm(added, stream, "output_norm")
         if self.shape.tie_word_embeddings:
             graph.tied_head(normed, "logits")
         else:
             graph.matmul(normed, "output", "logits")
+
+    def _inner(self, normed: str, prefix: str) -> str:
+        """The MLP between its outer matrices."""
+        graph = self.graph
+        if self.shape.mlp != "swiglu":
+            activate = graph.relu2 if self.shape.mlp == "relu2" else graph.gelu
+            return activate(graph.matmul(normed, f"{prefix}.ffn_up"), f"{prefix}.ffn_up")
+        gate, up = (graph.matmul(normed, f"{prefix}.ffn_{part}") for part in ("gate", "up"))
+        return graph.add("Mul", [graph.silu(gate, f"{prefix}.ffn_gate"), up], f"{prefix}.ffn_gated")
 
     def _lengths(self) -> list[str]:
         """What attention asks of the mask: tokens less one per sequence, i32 [batch_size], and columns, an i32 scalar."""
@@ -149,7 +149,17 @@ class _Decoder:
         """Attention of the new tokens over the cache, before the output projection."""
         graph, prefix = self.graph, f"blk.{layer}"
         query, key, value = (graph.matmul(normed, f"{prefix}.attn_{part}") for part in "qkv")
-        if not self.turns_inside:  # the operator takes the head width from the caches
+        if self.shape.qkv_bias:
+            query, key, value = (
+                graph.biased(whole, f"{prefix}.attn_{part}.bias")
+                for whole, part in zip((query, key, value), "qkv", strict=True)
+            )
+        if self.shape.qk_norm:
+            query = graph.head_norm(query, f"{prefix}.attn_q_norm", self.shape.num_heads)
+            key = graph.head_norm(key, f"{prefix}.attn_k_norm", self.shape.num_kv_heads)
+        turns = self.shape.has_rope(layer)
+        turns_inside = turns and self.turns_inside
+        if turns and not turns_inside:  # the operator takes the head width from the caches
             query, key = (
                 graph.add("RotaryEmbedding", [part, *positions, *self.caches], f"{prefix}.rope_{name}", domain=CONTRIB)
                 for part, name in ((query, "q"), (key, "k"))
@@ -157,12 +167,12 @@ class _Decoder:
         past, present = ([f"{which}.{layer}.{part}" for part in ("key", "value")] for which in ("past_key_values", "present"))
         return graph.add(
             "GroupQueryAttention",
-            [query, key, value, *past, *lengths, *(self.caches if self.turns_inside else [])],
+            [query, key, value, *past, *lengths, *(self.caches if turns_inside else [])],
             [f"{prefix}.attention", *present],
             domain=CONTRIB,
             num_heads=self.shape.num_heads,
             kv_num_heads=self.shape.num_kv_heads,
-            do_rotary=int(self.turns_inside),
+            do_rotary=int(turns_inside),
         )
 
 

@@ -50,6 +50,7 @@ class BenchConfig:
         repetitions: interleaved rounds of one batch.
         budget_s: seconds per test and thread count for further batches while an interval is wider than 3 %.
         seed: of the random tokens.
+        kv_format: how the engine caches keys and values; f16 is what llama.cpp does unless told.
 
     Raises:
         UsageError: a number out of range, an unknown peer, or nothing to time.
@@ -63,6 +64,7 @@ class BenchConfig:
     repetitions: int = 9
     budget_s: float = 60.0
     seed: int = 0
+    kv_format: str = "f16"
 
     def __post_init__(self) -> None:
         """Check everything before anything is loaded."""
@@ -208,7 +210,7 @@ class _Run:
     def start(self, stack: ExitStack, files: Mapping[str, Path], unavailable: Mapping[str, str], *, strict: bool) -> None:
         """Load everyone, check that all compute the same model, and note who cannot take part."""
         self.say(f"loading the engine, {self.threads} threads")
-        engine = stack.enter_context(closing(Engine(self.model, self.threads, self.config.context)))
+        engine = stack.enter_context(closing(Engine(self.model, self.threads, self.config.context, self.config.kv_format)))
         self.contestants[ENGINE] = engine
         self.bytes_per_token[ENGINE] = engine.bytes_per_token
         ids = engine.greedy(_random_ids(self.config.seed, self.model.shape.vocab_size, 1)[0], _CHECKED_TOKENS)

@@ -9,6 +9,7 @@ stored time is only reused where the caches would see the same.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,7 @@ import deepthin.engine as engine_package
 from deepthin.engine.accounting import bytes_read_per_token, count_bytes
 from deepthin.engine.errors import UsageError
 from deepthin.engine.formats import format_named, head_format
+from deepthin.engine.kv_cache import cache_format_named
 from deepthin.engine.shape import Shape
 from deepthin.profiles.contention import CONTENTION_FLAGS
 from deepthin.profiles.machine import fingerprint, last_level_cache_bytes, machine_record
@@ -34,7 +36,7 @@ from deepthin.profiles.store import MeasurementStore
 STREAMED_CACHES = 3  # a model this many times the last-level cache is streamed: caches keep nothing of it between tokens
 WORKING_SET_CACHES = 4  # what a streamed measurement reads per step, in last-level caches
 UNKNOWN_CACHE_BYTES = 64 << 20  # assumed where the platform does not tell; larger than most, so it errs towards real memory
-CACHE_ELEMENT_BYTES = 4  # the engine keeps keys and values in f32
+DEFAULT_KV_FORMAT = "f16"  # of the key/value cache while timing, as in engine/accounting.py
 MIN_STREAMED_BLOCKS = 6  # fewer would magnify the noise of one block by the depth
 PATIENCE = 3.0  # budgets a shape may take while other processes leave no quiet fifth of a second
 _ROUNDS = 9
@@ -61,6 +63,7 @@ class BlockCosts:
         budget_s: seconds a new shape may take, the making of its timer included; up to :data:`PATIENCE` times that
             while other processes disturb every batch.
         retry_disturbed: time stored parts again that were taken while others used the machine; the new ones replace them.
+        kv_format: how the engine caches keys and values; part of every key.
         progress: told in a few words what is being measured.
         make_timer: stands for ``engine.synthetic.SyntheticDecoder`` in tests.
         make_whole: stands for :class:`~deepthin.profiles.whole_model.WholeModel` in tests.
@@ -80,6 +83,7 @@ class BlockCosts:
         budget_s: float = 1.0,
         *,
         retry_disturbed: bool = False,
+        kv_format: str = DEFAULT_KV_FORMAT,
         progress: Callable[[str], None] | None = None,
         make_timer: MakeTimer | None = None,
         make_whole: MakeWhole | None = None,
@@ -96,10 +100,12 @@ class BlockCosts:
         record = machine_record() if machine is None else machine
         self.cache_bytes = last_level_cache_bytes(record) or UNKNOWN_CACHE_BYTES
         self.retry_disturbed = retry_disturbed
+        self.kv_format = cache_format_named(kv_format).name
         self.num_measured = 0  # shapes timed by this object, not found in the store
         self._here = {"machine": fingerprint(record), "engine": engine_digest(), "threads": threads, "context": context}
-        self._make_timer = make_timer or _synthetic_decoder
-        self._make_whole = make_whole or _whole_model
+        self._here["kv_format"] = self.kv_format
+        self._make_timer = make_timer or functools.partial(_synthetic_decoder, kv_format=self.kv_format)
+        self._make_whole = make_whole or functools.partial(_whole_model, kv_format=self.kv_format)
         self._instruments = instruments or Instruments()
         self._say = progress or (lambda _: None)
 
@@ -141,7 +147,7 @@ class BlockCosts:
 
     def keys(self, shape: Shape, quant: str) -> dict[str, dict[str, Any]]:
         """Store keys of the two measurements a cost is made of: ``block``, and ``head`` with embedding and overhead."""
-        name = working_set(shape, quant, self.context, self.cache_bytes).name
+        name = working_set(shape, quant, self.context, self.cache_bytes, self.kv_format).name
         head = {"width": shape.hidden_size, "vocab": shape.vocab_size, "head_format": head_format(format_named(quant)).name}
         block = {
             "width": shape.hidden_size,
@@ -151,6 +157,7 @@ class BlockCosts:
             "inner": shape.intermediate_size,
             "mlp": shape.mlp,
             "qk_norm": shape.qk_norm,
+            **({"qkv_bias": True} if shape.qkv_bias else {}),
             "quant": format_named(quant).name,
         }
         return {
@@ -217,7 +224,7 @@ class BlockCosts:
 
     def _time_parts(self, shape: Shape, quant: str) -> dict[str, dict[str, Any]]:
         start = time.perf_counter()
-        blocks = working_set(shape, quant, self.context, self.cache_bytes).num_blocks
+        blocks = working_set(shape, quant, self.context, self.cache_bytes, self.kv_format).num_blocks
         self._say(f"timing {blocks} blocks of {shape.text} in {quant}")
         with self._make_timer(shape, quant, threads=self.threads, context=self.context + 1, num_blocks=blocks) as timer:
             subject = _Steps(timer, blocks, self.context)
@@ -252,7 +259,7 @@ class _Steps:
         }
 
 
-def working_set(shape: Shape, quant: str, context: int, cache_bytes: int) -> WorkingSet:
+def working_set(shape: Shape, quant: str, context: int, cache_bytes: int, kv_format: str = DEFAULT_KV_FORMAT) -> WorkingSet:
     """Blocks to time for ``shape``: all of its own when caches keep part of the model, else enough to stream.
 
     A token reads every block with its cached keys and values, and the head. At :data:`STREAMED_CACHES` last-level caches
@@ -260,7 +267,7 @@ def working_set(shape: Shape, quant: str, context: int, cache_bytes: int) -> Wor
     """
     parts = count_bytes(shape, quant)
     head = parts.embedding if shape.tie_word_embeddings else parts.head
-    kv = 2 * shape.kv_size * context * CACHE_ELEMENT_BYTES
+    kv = 2 * shape.num_kv_heads * context * cache_format_named(kv_format).bytes_per_position(shape.head_dim)
     block = (parts.attention + parts.mlp + parts.norm) // shape.num_layers + kv
     total = shape.num_layers * block + head
     if total < STREAMED_CACHES * cache_bytes:
@@ -272,7 +279,7 @@ def working_set(shape: Shape, quant: str, context: int, cache_bytes: int) -> Wor
 def engine_digest() -> str:
     """Short hex digest of every source file that a timed step runs through, so that a changed engine is timed anew."""
     folder = Path(engine_package.__path__[0])
-    names = ("cpu", "decoder", "jit", "pack", "plan", "synthetic", "threads")
+    names = ("cpu", "decoder", "jit", "kv_cache", "pack", "plan", "synthetic", "threads")
     files = [folder / f"{name}.py" for name in names]
     files += sorted(folder.glob("kernels/*.py")) + sorted(folder.glob("simd/*.py"))
     digest = hashlib.sha256()
@@ -287,13 +294,13 @@ def _record(session: Session, readings: Sequence[str], gated: Sequence[str]) -> 
     return {**{name: session.measured("step", name).to_json() for name in readings}, "flags": flags}
 
 
-def _synthetic_decoder(shape: Shape, quant: str, *, threads: int, context: int, num_blocks: int) -> StepTimer:
+def _synthetic_decoder(shape: Shape, quant: str, *, threads: int, context: int, num_blocks: int, kv_format: str) -> StepTimer:
     from deepthin.engine.synthetic import SyntheticDecoder  # loads the kernels, so only when something must be timed
 
-    return SyntheticDecoder(shape, quant, threads=threads, context=context, num_blocks=num_blocks)
+    return SyntheticDecoder(shape, quant, threads=threads, context=context, num_blocks=num_blocks, kv_format=kv_format)
 
 
-def _whole_model(shape: Shape, quant: str, threads: int, context: int) -> StepTimer:
+def _whole_model(shape: Shape, quant: str, threads: int, context: int, *, kv_format: str) -> StepTimer:
     from deepthin.profiles.whole_model import WholeModel
 
-    return WholeModel(shape, quant, threads, context)
+    return WholeModel(shape, quant, threads, context, kv_format)

@@ -78,14 +78,15 @@ class Engine:
         model: shape and weights.
         threads: threads to decode with.
         context: cached tokens to make room for.
+        kv_format: how keys and values are cached.
     """
 
     pid: int | None = None
 
-    def __init__(self, model: Model, threads: int, context: int) -> None:
+    def __init__(self, model: Model, threads: int, context: int, kv_format: str = "f16") -> None:
         from deepthin._version import VERSION
 
-        self._decoder = Decoder(model, threads=threads, context=context)
+        self._decoder = Decoder(model, threads=threads, context=context, kv_format=kv_format)
         self.version = VERSION
         self.simd = self._decoder.simd
         self.bytes_per_token = self._decoder.bytes_per_token

@@ -22,10 +22,12 @@ class WholeModel:
         quant: format of its blocks.
         threads: threads to decode with.
         context: tokens to cache before the first step.
+        kv_format: how keys and values are cached.
     """
 
-    def __init__(self, shape: Shape, quant: str, threads: int, context: int) -> None:
-        self._decoder = Decoder(random_model(shape, quant=quant), threads=threads, context=context + 1)
+    def __init__(self, shape: Shape, quant: str, threads: int, context: int, kv_format: str) -> None:
+        model = random_model(shape, quant=quant)
+        self._decoder = Decoder(model, threads=threads, context=context + 1, kv_format=kv_format)
         self._random = np.random.Generator(np.random.PCG64(0))
         if context:
             self._decoder.prefill(self._tokens(context))

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from deepthin.engine.errors import InfeasibleError, UsageError
-from deepthin.engine.formats import format_named
+from deepthin.engine.formats import quant_named
 from deepthin.engine.shape import Shape
 from deepthin.search.budget import Budget
 
@@ -112,7 +112,7 @@ class Space:
             "kv_groups": sorted(self.kv_groups, reverse=True),
             "mlp_ratios": sorted(self.mlp_ratios),
             "tyings": sorted(self.tyings, reverse=True),
-            "quants": sorted(self.quants, key=lambda quant: (format_named(quant).bits_per_weight, quant)),
+            "quants": sorted(self.quants, key=lambda quant: (quant_named(quant).bits_per_weight, quant)),
         }
         for name, values in chosen.items():
             if not values:

@@ -2,17 +2,20 @@
 
 Every thread runs :func:`run_tokens` with its own ``tid``. Rows of each product, and heads of attention, are split among threads
 in fixed ranges, columns never, so the bits do not depend on their number; nor on how many tokens go in together. One
-token needs six barriers a block: each thread normalises and quantises the token for itself. Several tokens are divided
-for that, at four barriers more.
+token needs five barriers a block: each thread normalises and quantises the token for itself, and the thread that attends to
+the newest position caches it. Several tokens are divided for that, at five barriers more.
 
     N threads   M tokens given now, at most ROWS   D hidden size   H, K query and key/value heads   E head dim   F MLP width
-    V vocabulary   P context padded to W   S widest row   Dp, Ep ...  padded to W
+    V vocabulary   P context padded to W   S widest row   Dp, Ep ...  padded to W   G = H / K
+    R rows of attention scratch, see ``attention.py``         B = E / 32 rounded up
 
 The plan, made by ``engine/plan.py``:
     ints   i64   see the index names below
     ops    i64   [blocks * 7 + 2, 5]   (format, data offset, scale offset, tiles, columns) of q k v o gate up down per block,
                  then embedding and head
-    norms  f32   [blocks * 2 + 1, Dp]  attention norm and MLP norm per block, then the final norm
+    norms  f32   [blocks * 2 + 1, Dp]  attention norm and MLP norm per block, then the final norm; behind them
+                 [blocks, (HE)p + 2 (KE)p + 2 Ep]  biases of q k v, then the norms of a query and of a key head
+    A block without a gate has its one inner product in the gate's place and none in that of up.
 """
 
 from __future__ import annotations
@@ -20,17 +23,30 @@ from __future__ import annotations
 import numpy as np
 
 from deepthin.engine.jit import kernel
-from deepthin.engine.kernels.attention import attend
-from deepthin.engine.kernels.elementwise import add_rows, quantize, rms_norm, rotate, swiglu
+from deepthin.engine.kernels.attention import (
+    ROWS_TOGETHER,
+    attend,
+    attend_tokens,
+    cache_token,
+    chunk_length,
+    combine,
+    prepare_query,
+    row_stride,
+)
+from deepthin.engine.kernels.elementwise import add_rows, gelu, quantize, relu2, rms_norm, swiglu
 from deepthin.engine.kernels.matmul import matmul
-from deepthin.engine.kernels.matvec import Q8_0, read_row
+from deepthin.engine.kernels.matvec import Q8_0
+from deepthin.engine.kernels.rows import read_row
 from deepthin.engine.kernels.sync import JOB, JOB_PARKED, STOP, barrier, publish, wait_while
 from deepthin.engine.simd import W, atomic_load, read_cycles
 
 # indices into ``ints``
 NUM_BLOCKS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, VOCAB, CONTEXT = range(8)
 NUM_TOKENS, POSITION, LOGITS, SPIN, IDLE_SPIN, WIDEST = range(8, 14)
-NUM_INTS = 14
+MLP, QK_NORM, QKV_BIAS, NOPE_EVERY, RUNS = range(14, 19)
+CACHE_FORMAT, KEY_TILE, VALUE_TILE = range(19, 22)
+NUM_INTS = 22
+SWIGLU, GELU, RELU2 = range(3)  # ints[MLP], as MLP_KINDS of engine/shape.py has them
 ROWS = 32  # most tokens that go through the blocks together
 LOGITS_NONE, LOGITS_LAST, LOGITS_ALL = range(3)
 Q, K, V, O, GATE, UP, DOWN = range(7)  # noqa: E741
@@ -47,22 +63,26 @@ def _split(n, tid, num_threads):
 def run_tokens(
     tid, num_threads, ctl, ints, eps, tokens, ops, arena, norms, cosine, sine,
     x, qkv, mixed, gate, up, logits, keys, values,
-    normed, xq, xs, xn, all_scores, all_head, stamps,
+    normed, xq, xs, xn, parts, all_scores, all_q, all_qi, all_qs, all_qn, stamps,
 ):  # fmt: skip
     """Append ``ints[NUM_TOKENS]`` = M tokens at ``ints[POSITION]`` and leave logits as ``ints[LOGITS]`` asks.
 
     Shapes:
-        tokens i64 [ROWS]              arena u8, packed weights      cosine, sine f32 [P * E / 2]
-        x f32 [ROWS * Dp] residual     qkv f32 [ROWS * (HEp + 2 KEp)]        mixed, up f32 [ROWS * S]   gate f32 [ROWS * S]
+        tokens i64 [ROWS]              arena u8, packed weights      cosine, sine f32 [(P + 1) * E / 2]
+        x f32 [ROWS * Dp] residual     qkv f32 [ROWS * (HEp + 2 KEp)]        up, gate f32 [ROWS * S]
+        mixed f32 [max(N, ROWS) * S]
         logits f32 [ROWS * Vp], or [Vp] for the last token only
-        keys f32 [blocks * K * P * E]  values f32 [blocks * K * P * Ep]
+        keys, values u8 [blocks * K * P / W tiles]
         normed f32, xq i8 [max(N, ROWS) * S]     xs f32, xn i32 [max(N, ROWS) * (S / 32)]
-        all_scores f32 [N, P]          all_head f32 [N, 2 Ep]        stamps i64 [blocks + 3] cycle counts
+        parts f32 [(H + N R) * row]    all_scores f32 [N, scratch of attend and combine]
+        all_q f32, all_qi i8 [N, (R + 1) * 32 B]   all_qs f32, all_qn i32 [N, (R + 1) * B]
+        stamps i64 [blocks + 3] cycle counts
     """
     blocks, hidden, heads, kv_heads = ints[NUM_BLOCKS], ints[HIDDEN], ints[HEADS], ints[KV_HEADS]
     head_dim, context, spin, start = ints[HEAD_DIM], ints[CONTEXT], ints[SPIN], ints[POSITION]
     # read before the first barrier: once thread 0 has left the last one, it may set up the next job while others lag
     count, wide, wanted = ints[NUM_TOKENS], ints[WIDEST], ints[LOGITS]
+    zero = tid - tid  # 0, but no literal: Numba would compile a callee once more for one
     half = head_dim // 2
     group = heads // kv_heads
     q_size, kv_size = heads * head_dim, kv_heads * head_dim
@@ -73,15 +93,23 @@ def run_tokens(
     hidden_padded = (hidden + W - 1) // W * W
     vocab_padded = (ints[VOCAB] + W - 1) // W * W
     s_stride = wide // 32
+    mlp, has_head_norms, biased, nope_every = ints[MLP], ints[QK_NORM] != 0, ints[QKV_BIAS] != 0, ints[NOPE_EVERY]
     key_scale = np.float32(1.0 / np.sqrt(np.float64(head_dim)))
-    scores, head = all_scores[tid], all_head[tid]
+    cache_format, key_tile, value_tile = ints[CACHE_FORMAT], ints[KEY_TILE], ints[VALUE_TILE]
+    scores, q, qi, qs, qn = all_scores[tid], all_q[tid], all_qi[tid], all_qs[tid], all_qn[tid]
+    part_row, scratch_rows = row_stride(head_dim), max(ROWS_TOGETHER, group)
+    own_parts = (heads + tid * scratch_rows) * part_row
+    length = chunk_length(start + 1)
+    chunks = (start + length) // length
+    together = max(1, min(ROWS_TOGETHER // group, count * kv_heads // (2 * num_threads)))  # tokens that attend as one
+    bundles = (count + together - 1) // together
     # one token: every thread prepares it in a row of its own; several: each thread prepares its share, and all wait
     alone = count == 1
     base = tid if alone else 0
     m0, m1 = _split(count, tid, num_threads)
     n0, n1 = (0, 1) if alone else (m0, m1)
     rows, codes = base * wide, base * s_stride
-    unit0, unit1 = _split(count * heads, tid, num_threads)
+    unit0, unit1 = _split(kv_heads * (chunks if alone else bundles), tid, num_threads)
     kv_unit0, kv_unit1 = _split(count * kv_heads, tid, num_threads)
 
     if tid == 0:
@@ -95,6 +123,11 @@ def run_tokens(
     for block in range(blocks):
         at = block * OPS_PER_BLOCK
         cache_at = block * kv_heads * context
+        vectors = (2 * blocks + 1) * hidden_padded + block * (qkv_stride + 2 * head_padded)
+        turns = nope_every == 0 or (block // ints[RUNS] + 1) % nope_every != 0
+        turn, turn_step = (start * half, half) if turns else (context * half, zero)  # into the tables, per token
+        q_norm = vectors + qkv_stride if has_head_norms else zero - 1
+        k_norm = vectors + qkv_stride + head_padded if has_head_norms else zero - 1
 
         coded = max(ops[at + Q, 0], ops[at + K, 0], ops[at + V, 0]) >= Q8_0
         for m in range(n0, n1):
@@ -107,41 +140,70 @@ def run_tokens(
             to = 0 if j == 0 else (k_at if j == 1 else v_at)
             t0, t1 = _split(ops[at + j, 3], tid, num_threads)
             matmul(
-                qkv, to, qkv_stride, arena, ops, at + j,
+                qkv, zero + to, qkv_stride, arena, ops, at + j,
                 normed, rows, wide, xq, rows, wide, xs, xn, codes, s_stride, count, t0, t1,
             )  # fmt: skip
+            if biased:
+                for m in range(count):
+                    add_rows(qkv, m * qkv_stride + to + t0 * W, norms, vectors + to + t0 * W, (t1 - t0) * W)
         barrier(ctl, tid, num_threads, spin)
 
-        for unit in range(kv_unit0, kv_unit1):
-            m, h = unit // kv_heads, unit % kv_heads
-            position, from_ = start + m, m * qkv_stride + h * head_dim
-            rotate(head, 0, qkv, from_ + k_at, cosine, sine, position * half, half, np.float32(1))
-            tile = (cache_at + h * context) * head_dim + position // W * W * head_dim + position % W
-            slot = (cache_at + h * context + position) * head_padded
-            for e in range(head_dim):
-                keys[tile + e * W] = head[e]
-                values[slot + e] = qkv[from_ + v_at + e]
-        barrier(ctl, tid, num_threads, spin)
-
-        for unit in range(unit0, unit1):
-            m, h = unit // heads, unit % heads
-            position = start + m
-            rotate(head, 0, qkv, m * qkv_stride + h * head_dim, cosine, sine, position * half, half, key_scale)
-            kv_at = cache_at + h // group * context
-            attend(
-                mixed, m * wide + h * head_dim, head, keys, kv_at * head_dim, values, kv_at * head_padded,
-                position + 1, head_dim, scores, head_padded,
-            )  # fmt: skip
-        barrier(ctl, tid, num_threads, spin)
+        if alone:  # a key/value head's newest position is needed only by the thread that has its last chunk
+            ready = -1
+            for unit in range(unit0, unit1):
+                h, c = unit // chunks, unit % chunks
+                key_at, value_at = (cache_at + h * context) // W * key_tile, (cache_at + h * context) // W * value_tile
+                if h != ready:
+                    for g in range(group):
+                        prepare_query(
+                            q, qi, qs, qn, g, qkv, (h * group + g) * head_dim,
+                            norms, q_norm, eps, cosine, sine, turn, head_dim, key_scale, cache_format,
+                        )  # fmt: skip
+                    ready = h
+                if c == chunks - 1:
+                    cache_token(
+                        keys, key_at, key_tile, values, value_at, value_tile, cache_format, start, head_dim,
+                        qkv, k_at + h * head_dim, v_at + h * head_dim,
+                        norms, k_norm, eps, cosine, sine, turn, q, qi, qs, qn, scratch_rows,
+                    )  # fmt: skip
+                tile = c * length // W
+                attend(
+                    parts, h * group * part_row, c, length, keys, key_at + tile * key_tile, key_tile,
+                    values, value_at + tile * value_tile, value_tile, cache_format,
+                    min(length, start + 1 - c * length), head_dim, q, qi, qs, qn, zero, group, scores,
+                )  # fmt: skip
+            barrier(ctl, tid, num_threads, spin)
+            for h in range(heads):
+                combine(mixed, rows + h * head_dim, parts, h * part_row, chunks, head_dim, scores)
+        else:
+            for unit in range(kv_unit0, kv_unit1):
+                m, h = unit // kv_heads, unit % kv_heads
+                from_, tile = m * qkv_stride + h * head_dim, (cache_at + h * context) // W
+                cache_token(
+                    keys, tile * key_tile, key_tile, values, tile * value_tile, value_tile, cache_format, start + m, head_dim,
+                    qkv, from_ + k_at, from_ + v_at, norms, k_norm, eps, cosine, sine, turn + m * turn_step,
+                    q, qi, qs, qn, scratch_rows,
+                )  # fmt: skip
+            barrier(ctl, tid, num_threads, spin)
+            for unit in range(unit0, unit1):
+                m, h = unit // kv_heads * together, unit % kv_heads
+                from_, tile = m * qkv_stride + h * group * head_dim, (cache_at + h * context) // W
+                attend_tokens(
+                    mixed, m * wide + h * group * head_dim, wide, parts, own_parts,
+                    keys, tile * key_tile, key_tile, values, tile * value_tile, value_tile, cache_format,
+                    start + m, min(together, count - m), group, head_dim, qkv, from_, qkv_stride,
+                    norms, q_norm, eps, cosine, sine, turn + m * turn_step, turn_step, key_scale, q, qi, qs, qn, scores,
+                )  # fmt: skip
+            barrier(ctl, tid, num_threads, spin)
 
         if ops[at + O, 0] >= Q8_0:
             for m in range(n0, n1):
-                quantize(mixed, m * wide, q_size, xq, rows + m * wide, xs, xn, codes + m * s_stride)
+                quantize(mixed, rows + m * wide, q_size, xq, rows + m * wide, xs, xn, codes + m * s_stride)
             if not alone:
                 barrier(ctl, tid, num_threads, spin)
         t0, t1 = _split(ops[at + O, 3], tid, num_threads)
         matmul(
-            up, 0, wide, arena, ops, at + O, mixed, 0, wide, xq, rows, wide, xs, xn, codes, s_stride, count, t0, t1
+            up, zero, wide, arena, ops, at + O, mixed, rows, wide, xq, rows, wide, xs, xn, codes, s_stride, count, t0, t1
         )  # fmt: skip
         for m in range(count):
             add_rows(x, m * hidden_padded + t0 * W, up, m * wide + t0 * W, (t1 - t0) * W)
@@ -156,13 +218,19 @@ def run_tokens(
             barrier(ctl, tid, num_threads, spin)
         t0, t1 = _split(ops[at + GATE, 3], tid, num_threads)
         matmul(
-            gate, 0, wide, arena, ops, at + GATE, normed, rows, wide, xq, rows, wide, xs, xn, codes, s_stride, count, t0, t1
+            gate, zero, wide, arena, ops, at + GATE, normed, rows, wide, xq, rows, wide, xs, xn, codes, s_stride, count, t0, t1
         )  # fmt: skip
-        matmul(
-            up, 0, wide, arena, ops, at + UP, normed, rows, wide, xq, rows, wide, xs, xn, codes, s_stride, count, t0, t1
-        )  # fmt: skip
+        if mlp == SWIGLU:
+            matmul(
+                up, zero, wide, arena, ops, at + UP, normed, rows, wide, xq, rows, wide, xs, xn, codes, s_stride, count, t0, t1
+            )  # fmt: skip
         for m in range(count):
-            swiglu(gate, up, m * wide + t0 * W, m * wide + t1 * W)
+            if mlp == SWIGLU:
+                swiglu(gate, up, m * wide + t0 * W, m * wide + t1 * W)
+            elif mlp == RELU2:
+                relu2(gate, m * wide + t0 * W, m * wide + t1 * W)
+            else:
+                gelu(gate, m * wide + t0 * W, m * wide + t1 * W)
         barrier(ctl, tid, num_threads, spin)
 
         if ops[at + DOWN, 0] >= Q8_0:
@@ -172,7 +240,7 @@ def run_tokens(
                 barrier(ctl, tid, num_threads, spin)
         t0, t1 = _split(ops[at + DOWN, 3], tid, num_threads)
         matmul(
-            mixed, 0, wide, arena, ops, at + DOWN, gate, 0, wide, xq, rows, wide, xs, xn, codes, s_stride, count, t0, t1
+            mixed, zero, wide, arena, ops, at + DOWN, gate, zero, wide, xq, rows, wide, xs, xn, codes, s_stride, count, t0, t1
         )  # fmt: skip
         for m in range(count):
             add_rows(x, m * hidden_padded + t0 * W, mixed, m * wide + t0 * W, (t1 - t0) * W)
@@ -194,7 +262,8 @@ def run_tokens(
             barrier(ctl, tid, num_threads, spin)
         t0, t1 = _split(ops[at, 3], tid, num_threads)
         matmul(
-            logits, 0, vocab_padded, arena, ops, at, normed, rows, wide, xq, rows, wide, xs, xn, codes, s_stride, asked, t0, t1
+            logits, zero, vocab_padded, arena, ops, at,
+            normed, rows, wide, xq, rows, wide, xs, xn, codes, s_stride, asked, t0, t1,
         )  # fmt: skip
         barrier(ctl, tid, num_threads, spin)
         if tid == 0:
@@ -205,7 +274,7 @@ def run_tokens(
 def work(
     tid, num_threads, ctl, ints, eps, tokens, ops, arena, norms, cosine, sine,
     x, qkv, mixed, gate, up, logits, keys, values,
-    normed, xq, xs, xn, all_scores, all_head, stamps,
+    normed, xq, xs, xn, parts, all_scores, all_q, all_qi, all_qs, all_qn, stamps,
 ):  # fmt: skip
     """Thread 0 publishes one job, takes part and returns when all are done; the others run jobs until told to stop.
 
@@ -223,7 +292,7 @@ def work(
         run_tokens(
             tid, num_threads, ctl, ints, eps, tokens, ops, arena, norms, cosine, sine,
             x, qkv, mixed, gate, up, logits, keys, values,
-            normed, xq, xs, xn, all_scores, all_head, stamps,
+            normed, xq, xs, xn, parts, all_scores, all_q, all_qi, all_qs, all_qn, stamps,
         )  # fmt: skip
         if tid == 0:
             return

@@ -51,6 +51,17 @@ def rms_norm(out, out_at, x, x_at, weight, weight_at, width, eps):
 
 
 @kernel
+def head_norm(out, out_at, x, x_at, weight, weight_at, head_dim, eps):
+    """:func:`rms_norm` of one head of x, which need not be a whole number of vectors; out and weight are padded to W."""
+    never_inline()
+    for e in range(head_dim):
+        out[out_at + e] = x[x_at + e]
+    for e in range(head_dim, (head_dim + W - 1) // W * W):
+        out[out_at + e] = np.float32(0)
+    rms_norm(out, out_at, out, out_at, weight, weight_at, head_dim, eps)
+
+
+@kernel
 def quantize(x, x_at, width, xq, q_at, xs, xn, s_at):
     """Store x in blocks of 32 as i8 codes, f32 scales and i32 sums of codes: x ≈ xq * xs, scale = max|x| / 127.
 
@@ -84,6 +95,28 @@ def swiglu(gate, up, start, stop):
 
 
 @kernel
+def relu2(x, start, stop):
+    """Replace x by max(x, 0)² for i in start..stop-1, in place; both bounds are multiples of W."""
+    never_inline()
+    zero = splat(np.float32(0))
+    for i in range(start, stop, W):
+        v = maximum(load_f32(x, i), zero)
+        store_f32(x, i, mul(v, v))
+
+
+@kernel
+def gelu(x, start, stop):
+    """Replace x by x * sigmoid(2 sqrt(2/pi) (x + 0.044715 x³)), GELU's tanh form, as :func:`relu2` does."""
+    never_inline()
+    one, zero = splat(np.float32(1)), splat(np.float32(0))
+    linear, cubic = splat(np.float32(1.5957691216057308)), splat(np.float32(0.07135481627159526))
+    for i in range(start, stop, W):
+        v = load_f32(x, i)
+        inside = mul(v, fma(mul(v, v), cubic, linear))
+        store_f32(x, i, div(v, add(one, exp(sub(zero, inside)))))
+
+
+@kernel
 def add_rows(x, x_at, y, y_at, count):
     """Add y to x in place: ``count`` values, a multiple of W, from ``x_at`` and ``y_at`` on."""
     for i in range(0, count, W):
@@ -97,8 +130,15 @@ def rotate(out, out_at, x, x_at, cosine, sine, table_at, half, scale):
     out[i] = x[i] cos - x[i + half] sin and out[i + half] = x[i + half] cos + x[i] sin, i < half; in place is fine.
     """
     never_inline()
-    for i in range(half):
-        c, s = cosine[table_at + i], sine[table_at + i]
-        a, b = x[x_at + i], x[x_at + half + i]
-        out[out_at + i] = (a * c - b * s) * scale
-        out[out_at + half + i] = (b * c + a * s) * scale
+    by = splat(scale)
+    whole = half // W * W
+    for i in range(0, whole, W):
+        c, s = load_f32(cosine, table_at + i), load_f32(sine, table_at + i)
+        a, b = load_f32(x, x_at + i), load_f32(x, x_at + half + i)
+        store_f32(out, out_at + i, mul(sub(mul(a, c), mul(b, s)), by))
+        store_f32(out, out_at + half + i, mul(fma(a, s, mul(b, c)), by))
+    for i in range(whole, half):
+        cos, sin = cosine[table_at + i], sine[table_at + i]
+        u, v = x[x_at + i], x[x_at + half + i]
+        out[out_at + i] = (u * cos - v * sin) * scale
+        out[out_at + half + i] = (v * cos + u * sin) * scale

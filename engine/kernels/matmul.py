@@ -13,8 +13,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from deepthin.engine.cpu import simd_target
 from deepthin.engine.jit import kernel
-from deepthin.engine.kernels.matvec import BF16, F16, Q4_0, Q4_1, Q8_0, matvec
+from deepthin.engine.kernels.matmul_5bit import tiles_q5_0, tiles_q5_1
+from deepthin.engine.kernels.matmul_k import tiles_q4_k, tiles_q5_k, tiles_q6_k
+from deepthin.engine.kernels.matvec import BF16, F16, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, matvec
 from deepthin.engine.simd import (
     Q8_BIAS,
     W,
@@ -284,6 +287,10 @@ def tiles_bf16(
             store_f32(out, to + out_stride, add(add(b0, b1), add(b2, b3)))
 
 
+if simd_target() == "neon_i8mm":
+    from deepthin.engine.kernels.matmul_i8mm import tiles_q4_0, tiles_q4_1, tiles_q5_0, tiles_q5_1, tiles_q8_0
+
+
 @kernel
 def matmul(
     out, out_at, out_stride, arena, ops, i, x, x_at, x_stride, xq, q_at, q_stride, xs, xn, s_at, s_stride, tokens, t0, t1
@@ -308,6 +315,31 @@ def matmul(
             )  # fmt: skip
         elif fmt == Q4_1:
             tiles_q4_1(
+                out, out_at, out_stride, arena, data_at, scale_at, cols, xq, q_at, q_stride,
+                xs, xn, s_at, s_stride, whole, t0, t1,
+            )  # fmt: skip
+        elif fmt == Q5_0:
+            tiles_q5_0(
+                out, out_at, out_stride, arena, data_at, scale_at, cols, xq, q_at, q_stride,
+                xs, xn, s_at, s_stride, whole, t0, t1,
+            )  # fmt: skip
+        elif fmt == Q5_1:
+            tiles_q5_1(
+                out, out_at, out_stride, arena, data_at, scale_at, cols, xq, q_at, q_stride,
+                xs, xn, s_at, s_stride, whole, t0, t1,
+            )  # fmt: skip
+        elif fmt == Q4_K:
+            tiles_q4_k(
+                out, out_at, out_stride, arena, data_at, scale_at, cols, xq, q_at, q_stride,
+                xs, xn, s_at, s_stride, whole, t0, t1,
+            )  # fmt: skip
+        elif fmt == Q5_K:
+            tiles_q5_k(
+                out, out_at, out_stride, arena, data_at, scale_at, cols, xq, q_at, q_stride,
+                xs, xn, s_at, s_stride, whole, t0, t1,
+            )  # fmt: skip
+        elif fmt == Q6_K:
+            tiles_q6_k(
                 out, out_at, out_stride, arena, data_at, scale_at, cols, xq, q_at, q_stride,
                 xs, xn, s_at, s_stride, whole, t0, t1,
             )  # fmt: skip

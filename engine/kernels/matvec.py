@@ -1,4 +1,4 @@
-"""Matrix-vector products over packed weights, the inner loop of decode, and rows read back out of packed weights.
+"""Matrix-vector products over packed weights, the inner loop of decode.
 
 Knows nothing of layers or files: arrays in, one output range written.
 
@@ -8,7 +8,8 @@ Layout of a packed tensor (made by ``engine/pack.py``), rows padded with zeros t
     f32, f16, bf16   data   [t][column][row]
     q8_0             data   [t][block][group of 4 columns: 8][row][column in group: 4]   byte = q + Q8_BIAS
     q4_0, q4_1       data   [t][block][group: 4][row][4]   low nibble: column 4g+j, high nibble: column 16+4g+j
-    scales           f16    [t][block][row] (q8_0, q4_0), [t][block][d then m][row] (q4_1)
+    scales           f16    [t][block][row] (q8_0, q4_0, q5_0), [t][block][d then m][row] (q4_1, q5_1)
+    q5_0, q5_1       ``matvec_5bit.py``          q4_k, q5_k, q6_k   ``matvec_k.py``
 So one vector holds the same columns of W rows, four broadcast activation bytes meet it, and a lane's sum is its row's:
 no horizontal sums, and the order of every sum is the same on one thread or many.
 
@@ -21,6 +22,8 @@ from __future__ import annotations
 import numpy as np
 
 from deepthin.engine.jit import kernel
+from deepthin.engine.kernels.matvec_5bit import matvec_q5_0, matvec_q5_1
+from deepthin.engine.kernels.matvec_k import matvec_q4_k, matvec_q5_k, matvec_q6_k
 from deepthin.engine.simd import (
     Q8_BIAS,
     W,
@@ -36,18 +39,14 @@ from deepthin.engine.simd import (
     load_bytes,
     load_f16,
     load_f32,
-    load_scalar_bf16,
-    load_scalar_f16,
-    load_scalar_f32,
     low_nibbles,
     mul,
-    never_inline,
     splat,
     splat_i32,
     store_f32,
 )
 
-F32, F16, BF16, Q8_0, Q4_0, Q4_1 = range(6)
+F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K = range(11)
 
 
 @kernel
@@ -172,46 +171,19 @@ def matvec(out, out_at, arena, ops, i, x, x_at, xq, q_at, xs, xn, s_at, t0, t1):
         matvec_q8_0(out, out_at, arena, data_at, scale_at, cols, xq, q_at, xs, xn, s_at, t0, t1)
     elif fmt == Q4_1:
         matvec_q4_1(out, out_at, arena, data_at, scale_at, cols, xq, q_at, xs, xn, s_at, t0, t1)
+    elif fmt == Q5_0:
+        matvec_q5_0(out, out_at, arena, data_at, scale_at, cols, xq, q_at, xs, xn, s_at, t0, t1)
+    elif fmt == Q5_1:
+        matvec_q5_1(out, out_at, arena, data_at, scale_at, cols, xq, q_at, xs, xn, s_at, t0, t1)
+    elif fmt == Q4_K:
+        matvec_q4_k(out, out_at, arena, data_at, scale_at, cols, xq, q_at, xs, xn, s_at, t0, t1)
+    elif fmt == Q5_K:
+        matvec_q5_k(out, out_at, arena, data_at, scale_at, cols, xq, q_at, xs, xn, s_at, t0, t1)
+    elif fmt == Q6_K:
+        matvec_q6_k(out, out_at, arena, data_at, scale_at, cols, xq, q_at, xs, xn, s_at, t0, t1)
     elif fmt == F16:
         matvec_f16(out, out_at, arena, data_at, cols, x, x_at, t0, t1)
     elif fmt == BF16:
         matvec_bf16(out, out_at, arena, data_at, cols, x, x_at, t0, t1)
     else:
         matvec_f32(out, out_at, arena, data_at, cols, x, x_at, t0, t1)
-
-
-@kernel
-def read_row(out, out_at, arena, ops, i, row):
-    """out[out_at + c] = W[row, c] for all columns: one embedding row out of packed tiles."""
-    never_inline()
-    fmt, data_at, scale_at, cols = ops[i, 0], ops[i, 1], ops[i, 2], ops[i, 4]
-    t, r = row // W, row % W
-    blocks = cols // 32
-    if fmt == F32:
-        for c in range(cols):
-            out[out_at + c] = load_scalar_f32(arena, data_at + ((t * cols + c) * W + r) * 4)
-    elif fmt == F16:
-        for c in range(cols):
-            out[out_at + c] = load_scalar_f16(arena, data_at + ((t * cols + c) * W + r) * 2)
-    elif fmt == BF16:
-        for c in range(cols):
-            out[out_at + c] = load_scalar_bf16(arena, data_at + ((t * cols + c) * W + r) * 2)
-    elif fmt == Q8_0:
-        for b in range(blocks):
-            d = load_scalar_f16(arena, scale_at + ((t * blocks + b) * W + r) * 2)
-            for c in range(32):
-                at = data_at + (((t * blocks + b) * 8 + c // 4) * W + r) * 4 + c % 4
-                q = np.int32(arena[at])
-                if Q8_BIAS == 0 and q >= 128:
-                    q -= np.int32(256)
-                out[out_at + b * 32 + c] = d * np.float32(q - Q8_BIAS)
-    else:
-        per = 2 if fmt == Q4_1 else 1
-        for b in range(blocks):
-            at = scale_at + ((t * blocks + b) * per * W + r) * 2
-            d = load_scalar_f16(arena, at)
-            low = load_scalar_f16(arena, at + 2 * W) if fmt == Q4_1 else d * np.float32(-8)
-            for c in range(16):
-                byte = np.int32(arena[data_at + (((t * blocks + b) * 4 + c // 4) * W + r) * 4 + c % 4])
-                out[out_at + b * 32 + c] = d * np.float32(byte & 15) + low
-                out[out_at + b * 32 + 16 + c] = d * np.float32(byte >> 4) + low

@@ -10,11 +10,18 @@ from deepthin.engine.cpu import has_half_and_fma, simd_target
 
 if simd_target() == "avx512_vnni":
     from deepthin.engine.simd.avx512_vnni import Q8_BIAS, W, dot4_nibbles, dot4_q8
+elif simd_target() == "avx_vnni":
+    from deepthin.engine.simd.avx_vnni import Q8_BIAS, W, dot4_nibbles, dot4_q8
 elif simd_target() == "avx2":
     from deepthin.engine.simd.avx2 import Q8_BIAS, W, dot4_nibbles, dot4_q8
+elif simd_target() in ("neon_i8mm", "neon_dotprod"):
+    from deepthin.engine.simd.neon_dotprod import Q8_BIAS, W, dot4_nibbles, dot4_q8
+elif simd_target() == "neon":
+    from deepthin.engine.simd.neon import Q8_BIAS, W, dot4_nibbles, dot4_q8
 else:
     from deepthin.engine.simd.portable import Q8_BIAS, W, dot4_nibbles, dot4_q8
 
+from deepthin.engine.simd.attend import CACHE_F16, CACHE_F32, CACHE_Q8_0, MAX_ROWS, Attend
 from deepthin.engine.simd.sync import (
     atomic_add,
     atomic_exchange,
@@ -30,6 +37,7 @@ from deepthin.engine.simd.vectors import (
     load_scalar_bf16,
     load_scalar_f16,
     load_scalar_f32,
+    store_scalar_f32,
 )
 
 _v = Vectors(W, has_half_and_fma=has_half_and_fma())
@@ -45,22 +53,40 @@ load_bf16 = _v.load_bf16
 load_bytes = _v.load_bytes
 load_f16 = _v.load_f16
 load_f32 = _v.load_f32
+load_s8 = _v.load_s8
+load_u8 = _v.load_u8
 low_nibbles = _v.low_nibbles
 maximum = _v.maximum
 absolute = _v.absolute
 mul = _v.mul
+raised = _v.raised
 reduce_add = _v.reduce_add
 reduce_add_i32 = _v.reduce_add_i32
 reduce_max = _v.reduce_max
 round_i32 = _v.round_i32
 splat = _v.splat
+splat_byte = _v.splat_byte
 splat_i32 = _v.splat_i32
+store_f16 = _v.store_f16
 store_f32 = _v.store_f32
 store_i8 = _v.store_i8
+store_scalar_f16 = _v.store_scalar_f16
 sub = _v.sub
+sub_i32 = _v.sub_i32
 prefetch = _v.prefetch
+_attend = Attend(W, dot4_q8, Q8_BIAS, has_half_and_fma=has_half_and_fma())
+mix_one = _attend.mix_one
+mix_wide = _attend.mix_wide
+MIX_WIDE = _attend.wide
+score_rows = _attend.score_rows
+with_high_bits = _v.with_high_bits
 
 __all__ = [
+    "CACHE_F16",
+    "CACHE_F32",
+    "CACHE_Q8_0",
+    "MAX_ROWS",
+    "MIX_WIDE",
     "Q8_BIAS",
     "W",
     "absolute",
@@ -83,23 +109,35 @@ __all__ = [
     "load_bytes",
     "load_f16",
     "load_f32",
+    "load_s8",
     "load_scalar_bf16",
     "load_scalar_f16",
     "load_scalar_f32",
+    "load_u8",
     "low_nibbles",
     "maximum",
+    "mix_one",
+    "mix_wide",
     "mul",
     "never_inline",
     "prefetch",
+    "raised",
     "read_cycles",
     "reduce_add",
     "reduce_add_i32",
     "reduce_max",
     "round_i32",
+    "score_rows",
     "spin_pause",
     "splat",
+    "splat_byte",
     "splat_i32",
+    "store_f16",
     "store_f32",
     "store_i8",
+    "store_scalar_f16",
+    "store_scalar_f32",
     "sub",
+    "sub_i32",
+    "with_high_bits",
 ]

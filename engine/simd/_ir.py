@@ -14,6 +14,8 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic as _numba_intrinsic
 from numba.extending import models, register_model
 
+from deepthin.engine.cpu import codegen_features
+
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 HALF, FLOAT = ir.HalfType(), ir.FloatType()
 _ELEMENTS = {"i8": I8, "i32": I32, "f32": FLOAT}
@@ -68,3 +70,27 @@ def call(builder: Any, name: str, result: ir.Type, args: list[Any]) -> Any:
     """Call the LLVM intrinsic or external function ``name``."""
     function_type = ir.FunctionType(result, [arg.type for arg in args])
     return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), args)
+
+
+def needs(builder: Any, features: str) -> None:
+    """Let LLVM use ``features`` (such as ``+dotprod``) in the function being emitted, and in no other.
+
+    For CPUs that have more than LLVM's host list says. The attribute replaces that list, so it is repeated in it: what it
+    switches off (SVE where the system hides it) must stay off. llvmlite's own ``add`` knows no attribute with a value.
+    """
+    listed = ",".join(filter(None, (codegen_features(), features)))
+    set.add(builder.function.attributes, f'"target-features"="{listed}"')
+
+
+def halves(builder: Any, value: Any) -> list[Any]:
+    """The lower and the upper half of a vector."""
+    lanes = value.type.count // 2
+    undefined = ir.Constant(value.type, ir.Undefined)
+    picks = (list(range(lanes)), list(range(lanes, 2 * lanes)))
+    return [builder.shuffle_vector(value, undefined, ir.Constant(vector(I32, lanes), pick)) for pick in picks]
+
+
+def joined(builder: Any, low: Any, high: Any) -> Any:
+    """One vector out of two of equal length."""
+    lanes = 2 * low.type.count
+    return builder.shuffle_vector(low, high, ir.Constant(vector(I32, lanes), list(range(lanes))))

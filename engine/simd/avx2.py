@@ -22,7 +22,7 @@ def _dot(builder: Any, acc: Any, unsigned: Any, signed: Any) -> Any:
 
 @intrinsic
 def dot4_nibbles(typing: Any, acc: Any, weights: Any, activations: Any) -> Any:
-    """Acc + dot4(u8 weights of 0..15, i8 activations); exact: a pair stays below 2 * 15 * 127 < 2^15."""
+    """Acc + dot4(u8 weights of 0..63, i8 activations); exact: a pair stays below 2 * 63 * 127 < 2^15."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return _dot(builder, *args)

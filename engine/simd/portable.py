@@ -16,7 +16,7 @@ _i32, _bytes = Vec("i32", W), Vec("i8", 4 * W)
 
 @intrinsic
 def _dot4(typing: Any, acc: Any, weights: Any, activations: Any) -> Any:
-    """Acc + dot4(i8 weights, i8 activations) per lane; nibbles 0..15 are the same read signed or unsigned."""
+    """Acc + dot4(i8 weights, i8 activations) per lane; codes of 0..63 are the same read signed or unsigned."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         acc, *sides = args

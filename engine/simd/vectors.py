@@ -19,16 +19,45 @@ _LOG2_E = 1.4426950408889634
 _EXP_LOW, _EXP_HIGH = -87.3, 88.7  # the results stay normal f32 numbers
 
 
-def f16_to_f32(builder: Any, bits: Any, lanes: int) -> Any:
+def f16_to_f32(builder: Any, bits: Any, lanes: int, *, special: bool = False) -> Any:
     """Widen i16 vector ``bits`` holding f16 to f32 with integer steps only, for CPUs without a conversion.
 
-    Exact for zeros, subnormals and normals. Infinities and NaN come out as large finite numbers: weights hold neither.
+    Exact for zeros, subnormals and normals. Infinities and NaN come out as large finite numbers, since weights hold neither,
+    unless ``special`` asks for them.
     """
     wide = builder.zext(bits, vector(I32, lanes))
     sign = builder.shl(builder.and_(wide, constant(I32, lanes, 0x8000)), constant(I32, lanes, 16))
     magnitude = builder.shl(builder.and_(wide, constant(I32, lanes, 0x7FFF)), constant(I32, lanes, 13))
     scaled = builder.fmul(builder.bitcast(magnitude, vector(FLOAT, lanes)), constant(FLOAT, lanes, 2.0**112))
-    return builder.bitcast(builder.or_(builder.bitcast(scaled, vector(I32, lanes)), sign), vector(FLOAT, lanes))
+    result = builder.bitcast(scaled, vector(I32, lanes))
+    if special:
+        is_special = builder.icmp_unsigned(">=", magnitude, constant(I32, lanes, 0x7C00 << 13))
+        result = builder.select(is_special, builder.or_(magnitude, constant(I32, lanes, 0x7F800000)), result)
+    return builder.bitcast(builder.or_(result, sign), vector(FLOAT, lanes))
+
+
+def f32_to_f16(builder: Any, value: Any, lanes: int) -> Any:
+    """Round f32 vector ``value`` to f16, ties to even, with integer steps and one addition; i16 vector of its bits.
+
+    As the conversion instructions do: too large becomes infinite, tiny becomes subnormal or zero, NaN stays NaN (quiet).
+    """
+    i32, half = vector(I32, lanes), constant(FLOAT, lanes, 0.5)
+    bits = builder.bitcast(value, i32)
+    sign = builder.and_(builder.lshr(bits, constant(I32, lanes, 16)), constant(I32, lanes, 0x8000))
+    size = builder.and_(bits, constant(I32, lanes, 0x7FFFFFFF))
+    odd = builder.and_(builder.lshr(size, constant(I32, lanes, 13)), constant(I32, lanes, 1))
+    normal = builder.add(builder.add(size, constant(I32, lanes, 0xFFF)), odd)
+    normal = builder.sub(builder.lshr(normal, constant(I32, lanes, 13)), constant(I32, lanes, 112 << 10))
+    # below 2^-14: the last bit of 0.5 + |x| is worth 2^-24, one step of a subnormal, so the addition rounds
+    small = builder.bitcast(builder.fadd(builder.bitcast(size, half.type), half), i32)
+    small = builder.sub(small, constant(I32, lanes, 0x3F000000))
+    result = builder.select(builder.icmp_unsigned("<", size, constant(I32, lanes, 0x38800000)), small, normal)
+    is_large = builder.icmp_unsigned(">=", size, constant(I32, lanes, 0x47800000))  # 65536 and infinity
+    result = builder.select(is_large, constant(I32, lanes, 0x7C00), result)
+    payload = builder.and_(builder.lshr(size, constant(I32, lanes, 13)), constant(I32, lanes, 0x3FF))
+    is_nan = builder.icmp_unsigned(">", size, constant(I32, lanes, 0x7F800000))
+    result = builder.select(is_nan, builder.or_(payload, constant(I32, lanes, 0x7E00)), result)
+    return builder.trunc(builder.or_(result, sign), vector(I16, lanes))
 
 
 class Vectors:
@@ -80,16 +109,22 @@ class Vectors:
         else:
             self.load_f16 = load(f32, vector(I16, lanes), lambda builder, value: f16_to_f32(builder, value, lanes))
 
+        narrow = vector(I8, lanes)
+        self.load_u8 = load(f32, narrow, lambda builder, value: builder.uitofp(builder.zext(value, v_i32), v_f32))
+        self.load_s8 = load(f32, narrow, lambda builder, value: builder.sitofp(builder.sext(value, v_i32), v_f32))
+
         self.add = binary(f32, lambda b, x, y: b.fadd(x, y))
         self.sub = binary(f32, lambda b, x, y: b.fsub(x, y))
         self.mul = binary(f32, lambda b, x, y: b.fmul(x, y))
         self.div = binary(f32, lambda b, x, y: b.fdiv(x, y))
         self.add_i32 = binary(i32, lambda b, x, y: b.add(x, y))
+        self.sub_i32 = binary(i32, lambda b, x, y: b.sub(x, y))
         self.maximum = binary(f32, lambda b, x, y: b.select(b.fcmp_ordered(">", x, y), x, y))
         self.absolute = unary(f32, f32, lambda b, x: call(b, f"llvm.fabs.v{lanes}f32", v_f32, [x]))
         self.as_f32 = unary(f32, i32, lambda b, x: b.sitofp(x, v_f32))
         self.low_nibbles = unary(byte, byte, lambda b, x: b.and_(x, constant(I8, 4 * lanes, 15)))
         self.high_nibbles = unary(byte, byte, lambda b, x: b.lshr(x, constant(I8, 4 * lanes, 4)))
+        self.raised = unary(byte, byte, lambda b, x: self._shifted(b, x, b.shl, ir.Constant(I32, 4)))
         self.round_i32 = unary(i32, f32, self._round_i32)
         self.exp = unary(f32, f32, self._exp)
 
@@ -123,12 +158,59 @@ class Vectors:
             return byte(array, types.intp), emit
 
         @intrinsic
+        def with_high_bits(typing: Any, low: Any, plane: Any, shift: Any, mask: Any) -> Any:
+            """Low | (plane >> shift) & mask in every byte; the bits that mask keeps must come from the byte itself."""
+
+            def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+                low, plane, shift, mask = args
+                moved = self._shifted(builder, plane, builder.lshr, builder.trunc(shift, I32))
+                return builder.or_(low, builder.and_(moved, splat(builder, builder.trunc(mask, I8), 4 * lanes)))
+
+            return byte(byte, byte, types.int64, types.int64), emit
+
+        @intrinsic
+        def splat_byte(typing: Any, value: Any) -> Any:
+            """The low byte of ``value`` everywhere."""
+
+            def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+                return splat(builder, builder.trunc(args[0], I8), 4 * lanes)
+
+            return byte(types.int64), emit
+
+        @intrinsic
         def store_f32(typing: Any, array: Any, index: Any, value: Any) -> Any:
             def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
                 builder.store(args[2], pointer(context, builder, signature.args[0], args[0], args[1], v_f32), align=1)
                 return context.get_dummy_value()
 
             return types.void(array, types.intp, f32), emit
+
+        def narrow_f16(builder: Any, value: Any, count: int) -> Any:
+            if has_half_and_fma:
+                return builder.fptrunc(value, vector(HALF, count))
+            return f32_to_f16(builder, value, count)
+
+        @intrinsic
+        def store_f16(typing: Any, array: Any, index: Any, value: Any) -> Any:
+            """Store every lane rounded to f16, ties to even: 2·W bytes."""
+
+            def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+                narrow = narrow_f16(builder, args[2], lanes)
+                builder.store(narrow, pointer(context, builder, signature.args[0], args[0], args[1], narrow.type), align=1)
+                return context.get_dummy_value()
+
+            return types.void(array, types.intp, f32), emit
+
+        @intrinsic
+        def store_scalar_f16(typing: Any, array: Any, index: Any, value: Any) -> Any:
+            """Store one f32 rounded to f16, ties to even: 2 bytes."""
+
+            def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+                narrow = _one(builder, narrow_f16(builder, splat(builder, args[2], 1), 1))
+                builder.store(narrow, pointer(context, builder, signature.args[0], args[0], args[1], narrow.type), align=1)
+                return context.get_dummy_value()
+
+            return types.void(array, types.intp, types.float32), emit
 
         @intrinsic
         def store_i8(typing: Any, array: Any, index: Any, value: Any) -> Any:
@@ -167,8 +249,14 @@ class Vectors:
 
         self.fma, self.splat, self.splat_i32, self.broadcast4 = fma, splat_f32, splat_i32, broadcast4
         self.store_f32, self.store_i8 = store_f32, store_i8
+        self.store_f16, self.store_scalar_f16 = store_f16, store_scalar_f16
         self.reduce_add, self.reduce_add_i32, self.reduce_max = reduce_add, reduce_add_i32, reduce_max
-        self.prefetch = prefetch
+        self.prefetch, self.with_high_bits, self.splat_byte = prefetch, with_high_bits, splat_byte
+
+    def _shifted(self, builder: Any, value: Any, shift: Any, count: Any) -> Any:
+        """Bytes shifted as the words they make up, since few CPUs shift bytes; bits cross into the next byte."""
+        words = builder.bitcast(value, vector(I32, self.lanes))
+        return builder.bitcast(shift(words, splat(builder, count, self.lanes)), value.type)
 
     def _tree(self, builder: Any, value: Any, kind: str) -> Any:
         """Reduce lanes by halves, so the order is fixed: lane i meets lane i + half."""
@@ -191,11 +279,11 @@ class Vectors:
         return builder.fptosi(whole, vector(I32, self.lanes))
 
     def _exp(self, builder: Any, value: Any) -> Any:
-        """e^value, clamped to [-87.3, 88.7]; relative error below 2.5e-7 (a few ulp)."""
+        """e^value, clamped to [-87.3, 88.7]; relative error below 2.5e-7 (a few ulp). NaN stays NaN."""
         lanes, v_f32 = self.lanes, vector(FLOAT, self.lanes)
         low, high = constant(FLOAT, lanes, _EXP_LOW), constant(FLOAT, lanes, _EXP_HIGH)
-        value = builder.select(builder.fcmp_ordered(">", value, low), value, low)
-        value = builder.select(builder.fcmp_ordered("<", value, high), value, high)
+        value = builder.select(builder.fcmp_ordered(">", low, value), low, value)
+        value = builder.select(builder.fcmp_ordered("<", high, value), high, value)
         # n = round(x log2 e); f = x log2 e - n computed as (x - n ln2) log2 e with ln2 in two parts, so f keeps its bits
         whole = call(builder, f"llvm.rint.v{lanes}f32", v_f32, [builder.fmul(value, constant(FLOAT, lanes, _LOG2_E))])
         rest = builder.fsub(value, builder.fmul(whole, constant(FLOAT, lanes, 0.693359375)))
@@ -224,6 +312,17 @@ def _scalar_load(stored: ir.Type, widen: Any) -> Any:
 
 def _one(builder: Any, vector_value: Any) -> Any:
     return builder.extract_element(vector_value, ir.Constant(I32, 0))
+
+
+@intrinsic
+def store_scalar_f32(typing: Any, array: Any, index: Any, value: Any) -> Any:
+    """Store one f32 at any place: 4 bytes."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store(args[2], pointer(context, builder, signature.args[0], args[0], args[1], FLOAT), align=1)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.float32), emit
 
 
 load_scalar_f32 = _scalar_load(FLOAT, lambda builder, value: value)

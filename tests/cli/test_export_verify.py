@@ -67,8 +67,8 @@ def test_out_may_come_from_a_config(tmp_path: Path) -> None:
 
 
 def test_a_shape_no_target_takes_is_refused_with_the_rule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["export", TINY + ",qk_norm", "--out", str(tmp_path / "b")]) == 1
-    assert "no query and key norms" in capsys.readouterr().err
+    assert main(["export", TINY + ",mlp=gelu", "--out", str(tmp_path / "b")]) == 1
+    assert "mlp=gelu (it needs a SwiGLU gate or relu2)" in capsys.readouterr().err
     assert not (tmp_path / "b").exists()
 
 

@@ -69,11 +69,11 @@ def test_vocabularies_at_125_million(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_tables_for_people_name_flags_targets_and_known_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed(capsys, "qwen3-0.6b")
-    assert "published as 596M parameters" in text
-    assert "for accounting only, since this engine does not run its query and key norms" in text
-    assert "warning: d/L = 36.6" in text
-    assert "qk_norm (the Llama architecture has no query and key norms)" in text
+    text = printed(capsys, "gemma-3-270m")
+    assert "published as 268.1M parameters" in text
+    assert "for accounting only, since this engine does not run its GeGLU gate, four norms a block" in text
+    assert "warning: d/L = 35.6" in text
+    assert "Qwen3ForCausalLM" in text
 
 
 def test_a_shape_too_small_for_a_curve_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,21 +6,24 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from deepthin.engine.cpu import TARGETS, codegen_cpu
+from deepthin.engine.cpu import usable_targets
 from deepthin.engine.decoder import Decoder
-from deepthin.engine.errors import UnsupportedError, UsageError
-from deepthin.engine.formats import FORMATS
-from deepthin.engine.model import Model, Tensor, random_model
+from deepthin.engine.errors import UsageError
+from deepthin.engine.formats import BODY_QUANTS, FORMATS
+from deepthin.engine.model import Model, random_model
 from deepthin.engine.reference import Reference
 from deepthin.engine.shape import Shape
 from deepthin.engine.synthetic import SyntheticDecoder
+from tests.support.k_blocks import stored_model
 
 IDS = [1, 5, 7, 90, 3, 2, 94, 94, 0, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20]
 ODD = Shape.parse("L=3,d=96,heads=6,kv=2,head_dim=16,ff=160,vocab=95,untied,theta=5000.0")
+WIDE = Shape.parse("L=3,d=256,heads=4,kv=2,ff=512,vocab=95,tied")  # takes super-blocks of 256 too
 
 # f32 rounding only, against float64; and the loss of 8-bit activations, as in export/tolerances.toml
 EXACT_NMSE, INT8_ACTIVATION_NMSE = 1e-11, 1e-3
@@ -30,21 +33,15 @@ def nmse(found: np.ndarray, expected: np.ndarray) -> float:
     return float(((found - expected) ** 2).sum() / (expected**2).sum())
 
 
-def mixed_model(shape: Shape) -> Model:
+def mixed_model(shape: Shape, *quants: str) -> Model:
     """Every matrix in another format."""
-    model = random_model(shape, seed=3)
-    names = list(FORMATS)
-    tensors = {
-        name: Tensor.from_values(t.dequantize(), FORMATS[names[i % len(names)]] if len(t.dims) == 2 else FORMATS["f32"])
-        for i, (name, t) in enumerate(model.tensors.items())
-    }
-    return Model(shape, tensors)
+    return stored_model(shape, random_model(shape, seed=3).dequantized(), [FORMATS[quant] for quant in quants or BODY_QUANTS])
 
 
 @pytest.mark.parametrize("quant", FORMATS)
 def test_logits_equal_the_reference(quant: str) -> None:
-    model = random_model(ODD, seed=1, quant=quant)
-    expected = Reference(ODD, model.dequantized()).logits(IDS)
+    model = random_model(ODD, seed=1, quant=quant) if quant in BODY_QUANTS else mixed_model(WIDE, quant)
+    expected = Reference(model.shape, model.dequantized()).logits(IDS)
     with Decoder(model, threads=2, context=32) as decoder:
         found = decoder.logits(IDS)
     assert nmse(found, expected) < (INT8_ACTIVATION_NMSE if FORMATS[quant].is_quantized else EXACT_NMSE)
@@ -74,8 +71,9 @@ def test_formats_mix_freely() -> None:
 
 
 @pytest.mark.parametrize("threads", [2, 3, 5])
-def test_bits_do_not_depend_on_threads(threads: int) -> None:
-    model = mixed_model(ODD)
+@pytest.mark.parametrize("shape", [ODD, WIDE])
+def test_bits_do_not_depend_on_threads(shape: Shape, threads: int) -> None:
+    model = mixed_model(shape, *([] if shape is ODD else FORMATS))
     with Decoder(model, threads=1, context=32) as one, Decoder(model, threads=threads, context=32) as many:
         np.testing.assert_array_equal(one.logits(IDS), many.logits(IDS))
 
@@ -113,17 +111,6 @@ def test_bytes_per_token_are_those_of_the_file_plus_padding() -> None:
         assert decoder.bytes_per_token == stored + FORMATS["q8_0"].row_bytes(64)
 
 
-@pytest.mark.parametrize(
-    ("text", "word"), [("mlp=gelu", "mlp=gelu"), ("qk_norm", "qk_norm"), ("share=2", "share=2"), ("mlp=relu2", "mlp=relu2")]
-)
-def test_what_kernels_do_not_do_is_refused_by_name(text: str, word: str) -> None:
-    shape = Shape.parse(f"L=1,d=32,heads=2,kv=2,ff=32,vocab=32,tied,{text}")
-    with pytest.raises(UnsupportedError, match=word):
-        Decoder(random_model(shape))
-    with pytest.raises(UnsupportedError, match=word):
-        SyntheticDecoder(shape, "q8_0", threads=1, context=16, num_blocks=1)
-
-
 def test_wrong_calls_are_refused_and_change_nothing() -> None:
     with Decoder(random_model(ODD), threads=1, context=8) as decoder:
         for ids, word in (([], "no token ids"), ([95], "outside the vocabulary of 95"), ([-1], "-1"), (IDS, "larger context")):
@@ -135,47 +122,45 @@ def test_wrong_calls_are_refused_and_change_nothing() -> None:
             Decoder(random_model(ODD), threads=threads, context=context)
 
 
-def test_synthetic_steps_take_time_and_count_bytes() -> None:
-    shape = Shape.parse("L=2,d=64,heads=4,kv=2,ff=128,vocab=1000,untied")
-    for quant in FORMATS:
-        with SyntheticDecoder(shape, quant, threads=2, context=64, num_blocks=5) as decoder:
-            times = decoder.run(3, position=40)
-            inside = times.embed_s + times.blocks_s + times.head_s
-            assert (inside > 0).all() and (inside <= times.total_s * 1.01).all()
-            assert decoder.bytes_per_token == 5 * decoder.bytes_per_block + decoder.head_bytes + FORMATS[
-                "q8_0" if quant.startswith("q") else quant
-            ].row_bytes(64)
+@pytest.mark.parametrize("quant", FORMATS)
+def test_synthetic_steps_take_time_and_count_bytes(quant: str) -> None:
+    shape = Shape.parse(f"L=2,d={256 if '_k' in quant else 64},heads=4,kv=2,ff=256,vocab=1000,untied")
+    with SyntheticDecoder(shape, quant, threads=2, context=64, num_blocks=5) as decoder:
+        times = decoder.run(3, position=40)
+        inside = times.embed_s + times.blocks_s + times.head_s
+        assert (inside > 0).all() and (inside <= times.total_s * 1.01).all()
+        row = FORMATS["q8_0" if FORMATS[quant].is_quantized else quant].row_bytes(shape.hidden_size)
+        assert decoder.bytes_per_token == 5 * decoder.bytes_per_block + decoder.head_bytes + row
 
 
-def test_synthetic_logits_are_finite() -> None:
+@pytest.mark.parametrize("quant", FORMATS)
+def test_synthetic_logits_are_finite(quant: str) -> None:
     """Made-up weights must not slow kernels down with infinities, NaN or subnormals."""
-    shape = Shape.parse("L=2,d=64,heads=4,kv=2,ff=128,vocab=1000,tied")
-    for quant in FORMATS:
-        with SyntheticDecoder(shape, quant, threads=1, context=64, num_blocks=40) as decoder:
-            decoder.run(2, position=63)
-            logits = decoder.last_logits()
-        assert np.isfinite(logits).all()
-        assert (np.abs(logits) > np.finfo(np.float32).tiny).mean() > 0.99
+    shape = Shape.parse(f"L=2,d={256 if '_k' in quant else 64},heads=4,kv=2,ff=256,vocab=1000,tied")
+    with SyntheticDecoder(shape, quant, threads=1, context=64, num_blocks=40) as decoder:
+        decoder.run(2, position=63)
+        logits = decoder.last_logits()
+    assert np.isfinite(logits).all()
+    assert (np.abs(logits) > np.finfo(np.float32).tiny).mean() > 0.99
 
 
 _SCRIPT = """
-import numpy as np
 from deepthin.engine.cpu import simd_target
-from deepthin.engine.decoder import Decoder
+from tests.engine import test_decoder, test_kernels
 from deepthin.engine.formats import FORMATS
-from deepthin.engine.model import random_model
-from deepthin.engine.reference import Reference
-from deepthin.engine.shape import Shape
-shape = Shape.parse("L=2,d=96,heads=6,kv=2,head_dim=16,ff=160,vocab=95,untied")
-ids = [1, 5, 7, 90, 3, 2, 94, 11, 12, 13]
-for quant in FORMATS:
-    model = random_model(shape, seed=1, quant=quant)
-    with Decoder(model, threads=2, context=16) as two, Decoder(model, threads=1, context=16) as one:
-        found = two.logits(ids)
-        assert (found == one.logits(ids)).all()
-    expected = Reference(shape, model.dequantized()).logits(ids)
-    nmse = ((found - expected) ** 2).sum() / (expected ** 2).sum()
-    assert nmse < (1e-3 if FORMATS[quant].is_quantized else 1e-11), (quant, nmse)
+for name, cols in test_kernels.WIDTHS:
+    for rows in (1, 17):
+        test_kernels.test_matvec_equals_numpy_on_the_same_operands(name, rows, cols)
+for name, fmt in FORMATS.items():
+    for tokens in (1, 4, 7):
+        test_kernels.test_matmul_gives_each_token_the_bits_of_matvec(name, tokens)
+    test_kernels.test_rows_come_back_as_dequantised(name)
+    if fmt.is_quantized:
+        test_kernels.test_any_bytes_with_any_scales_are_read_as_dequantised(name)
+        test_kernels.test_largest_codes_meet_largest_activations_exactly(name)
+    test_decoder.test_logits_equal_the_reference(name)
+test_kernels.test_extreme_8_bit_codes_are_exact()
+test_decoder.test_bits_do_not_depend_on_threads(test_decoder.WIDE, 2)
 print("target", simd_target())
 """
 
@@ -185,13 +170,14 @@ def _run_forced(script: str, **environment: str) -> subprocess.CompletedProcess[
         [sys.executable, "-c", script],
         capture_output=True,
         text=True,
+        cwd=Path(__file__).resolve().parents[2],
         env={**os.environ, **environment},
         timeout=300,
         check=False,
     )
 
 
-@pytest.mark.parametrize("target", [t for t, needs in TARGETS.items() if codegen_cpu().features.issuperset(needs)])
+@pytest.mark.parametrize("target", usable_targets())
 def test_every_target_this_cpu_has_decodes(target: str) -> None:
     result = _run_forced(_SCRIPT, DEEPTHIN_SIMD=target)
     assert result.returncode == 0, result.stderr[-2000:]

@@ -104,7 +104,7 @@ WEIGHT_ERRORS: dict[str, tuple[dict[str, Any], Mapping[str, Any], str, type[Exce
         FormatError,
     ),
     "architecture": ({}, {"architectures": ["GPT2LMHeadModel"]}, "architecture is 'GPT2LMHeadModel'", UnsupportedError),
-    "llama3_rope": ({}, {"rope_scaling": {"rope_type": "llama3"}}, "'rope_scaling' asks for", UnsupportedError),
+    "dynamic_rope": ({}, {"rope_scaling": {"rope_type": "dynamic"}}, "'rope_scaling' asks for", UnsupportedError),
 }
 
 

@@ -16,11 +16,11 @@ import pytest
 from deepthin.engine import jit
 from deepthin.engine.cpu import simd_target
 from deepthin.engine.decoder import Decoder
-from deepthin.engine.kernels import matvec
 from deepthin.engine.kernels.sync import PHASE, PHASE_PARKED, ctl_words, publish, wait_while
 from deepthin.engine.model import random_model
 from deepthin.engine.plan import aligned_bytes
 from deepthin.engine.shape import Shape
+from tests.support.cross_compile import kernel_assembly
 
 SMALL = Shape.parse("L=1,d=32,heads=2,kv=2,ff=32,vocab=32,tied")
 INSTRUCTIONS: dict[str, dict[str, tuple[str, ...]]] = {  # target -> kernel -> what its inner loop must hold
@@ -29,23 +29,31 @@ INSTRUCTIONS: dict[str, dict[str, tuple[str, ...]]] = {  # target -> kernel -> w
         "matvec_q8_0": ("vpdpbusd", "zmm"),
         "matvec_f16": ("vcvtph2ps", "vfmadd"),
     },
+    "avx_vnni": {
+        "matvec_q4_0": ("vpdpbusd", "ymm"),
+        "matvec_q8_0": ("vpdpbusd", "ymm"),
+        "matvec_f16": ("vcvtph2ps", "vfmadd"),
+    },
     "avx2": {"matvec_q4_0": ("vpmaddubsw",), "matvec_q8_0": ("vpsignb", "vpmaddubsw"), "matvec_f16": ("vcvtph2ps", "vfmadd")},
+    "neon": {
+        "matvec_q4_0": ("smull", "sadalp"),
+        "matvec_q8_0": ("smull", "sadalp"),
+        "matvec_f16": ("fcvtl", "fmla"),
+    },
 }
+INSTRUCTIONS["neon_dotprod"] = INSTRUCTIONS["neon"] | {"matvec_q4_0": ("sdot",), "matvec_q8_0": ("sdot",)}
+INSTRUCTIONS["neon_i8mm"] = INSTRUCTIONS["neon_dotprod"] | {"tiles_q4_0": ("smmla",), "tiles_q8_0": ("smmla",)}
 
 
-def test_kernels_use_the_instructions_of_their_target() -> None:
+def test_kernels_use_the_instructions_of_their_target(tmp_path: Path) -> None:
     wanted = INSTRUCTIONS.get(simd_target())
     if wanted is None:
         pytest.skip(f"the {simd_target()} target promises no particular instruction")
-    out, scales = np.zeros(32, np.float32), np.zeros(1, np.float32)
+    code = kernel_assembly(tmp_path)
+    assert code["target"] == simd_target()
     for name, words in wanted.items():
-        function = getattr(matvec, name)
-        arena = aligned_bytes(64 * 1024)
-        codes = (np.zeros(32, np.int8), 0, scales, np.zeros(1, np.int32), 0)
-        args = (out, 0, arena, 0, 32, out, 0) if "f16" in name else (out, 0, arena, 0, 32 * 1024, 32, *codes)
-        text = jit.assembly(function, *args, 0, 1)
         for word in words:
-            assert word in text, f"{name} holds no {word}"
+            assert word in code[name], f"{name} holds no {word}"
 
 
 _PROGRAM = """

@@ -17,10 +17,11 @@ from deepthin.engine.load import load_model
 from deepthin.engine.model import Tensor, TokenizerSpec
 from deepthin.engine.quants import f32_to_bf16, quantize
 from deepthin.engine.shape import Shape
+from deepthin.engine.targets import target_verdicts
 from deepthin.engine.tensors import tensor_specs
 from deepthin.export.hf_folder import write_hf_folder
 from deepthin.export.safetensors_writer import StoredTensor, write_safetensors
-from tests.support.tiny_models import lively_model, tiny_shape
+from tests.support.tiny_models import VARIANT_SHAPES, lively_model, tiny_shape
 
 
 @pytest.mark.parametrize("name", ["plain", "wide_heads"])
@@ -123,3 +124,27 @@ def test_refusals(tmp_path: Path) -> None:
     blocks = StoredTensor("a", Q8_0, (32,), lambda: quantize(np.ones(32, np.float32), Q8_0))
     with pytest.raises(FormatError, match="no type for q8_0"):
         write_safetensors(tmp_path / "blocks", [blocks], {})
+
+
+@pytest.mark.parametrize("name", [name for name in VARIANT_SHAPES if target_verdicts(tiny_shape(name))["hf"].ok])
+def test_every_architecture_reads_back_whole(name: str, tmp_path: Path) -> None:
+    model = lively_model(tiny_shape(name))
+    write_hf_folder(model, tmp_path)
+    read = load_model(tmp_path)
+    assert read.shape == model.shape
+    for part, values in model.dequantized().items():
+        np.testing.assert_array_equal(read.tensors[part].dequantize(), values, err_msg=part)
+    names = set(safetensors.numpy.load_file(tmp_path / "model.safetensors"))
+    assert ("model.layers.0.self_attn.q_proj.bias" in names) == model.shape.qkv_bias
+    assert ("model.layers.0.self_attn.k_norm.weight" in names) == model.shape.qk_norm
+    assert ("model.layers.0.mlp.gate_proj.weight" in names) == (model.shape.mlp == "swiglu")
+
+
+def test_a_folder_with_shared_layers_is_run_twice_a_layer(tmp_path: Path) -> None:
+    """As Meta's MobileLLM folders say it; no class of transformers itself does."""
+    shared = lively_model(tiny_shape("shared"))
+    write_hf_folder(dataclasses.replace(shared, shape=shared.shape.replace(layer_sharing=1)), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    changed = {**config, "architectures": ["MobileLLMForCausalLM"], "layer_sharing": True, "share_embedding": True}
+    (tmp_path / "config.json").write_text(json.dumps({**changed, "tie_word_embeddings": False}))
+    assert load_model(tmp_path).shape == shared.shape

@@ -18,7 +18,7 @@ from tests.support.tiny_models import TINY_SHAPES, lively_model, tiny_shape
 
 
 @pytest.mark.parametrize("quant", ["f32", "q8_0", "q4_0", "q4_1"])
-@pytest.mark.parametrize("name", TINY_SHAPES)
+@pytest.mark.parametrize("name", [*TINY_SHAPES, "qwen3_odd", "qwen2", "arcee", "smollm3", "linear", "llama3", "yarn_tuned"])
 def test_weights_and_facts_read_back(tmp_path: Path, name: str, quant: str) -> None:
     model = lively_model(tiny_shape(name), quant=quant)
     write_onnx(model, tmp_path / "m.onnx", accuracy_level=4 if name == "plain" else 0)
@@ -27,7 +27,7 @@ def test_weights_and_facts_read_back(tmp_path: Path, name: str, quant: str) -> N
     assert first_weight_difference(model.shape, model.dequantized(), onnx_weights(contents), rounding=rounding) is None
     assert rounds_activations(contents) is (name == "plain" and quant != "f32")
     facts = onnx_facts(contents, model.shape)
-    for fact in ("num_layers", "num_heads", "num_kv_heads", "max_seq_len", "rope_theta", "tie_word_embeddings"):
+    for fact in ("num_layers", "num_heads", "num_kv_heads", "max_seq_len", "rope_theta", "tie_word_embeddings", "nope_every"):
         assert facts[fact] == getattr(model.shape, fact), fact
     assert facts["rms_norm_eps"] == model.shape.rms_norm_eps
     whole = read_contents(tmp_path, ModelFile("m.onnx", "onnx", quant), model.shape)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepthin.engine.errors import FormatError
+from deepthin.engine.formats import BODY_QUANTS
 from deepthin.export.parity import compare_logits
 from deepthin.export.tolerances import Budget, all_budgets, budget_named, parse_budgets
 
@@ -111,7 +112,7 @@ def test_shapes_must_agree() -> None:
 
 def test_every_shipped_budget_has_limits_in_order_and_a_reason() -> None:
     budgets = all_budgets()
-    formats = {"f32", "f16", "bf16", "q8_0", "q4_0", "q4_1"}
+    formats = set(BODY_QUANTS)
     wanted = {f"{runtime}.{quant}" for runtime in ("engine", "llama_cpp") for quant in formats}
     wanted |= {f"onnxruntime.{quant}" for quant in ("f32", "q8_0", "q4_0", "q4_1")}
     wanted |= {f"onnxruntime_int8.{quant}" for quant in ("q8_0", "q4_0", "q4_1")}

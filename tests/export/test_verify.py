@@ -10,16 +10,18 @@ from typing import Any
 
 import pytest
 
-from deepthin.engine.errors import FormatError, UsageError
+from deepthin.engine.errors import FormatError, UnsupportedError, UsageError
+from deepthin.engine.formats import BODY_QUANTS
 from deepthin.engine.load import load_model
 from deepthin.engine.model import Model, random_model
 from deepthin.engine.shape import Shape
 from deepthin.export import verify
 from deepthin.export.bundle import export_bundle
+from deepthin.export.feasibility import TARGETS, refusals
 from deepthin.export.runs import PeerRuntime, Runtime, make_runtime
 from deepthin.export.verify import verify_bundle
-from tests.support.bundles import exchanged, put
-from tests.support.tiny_models import TINY_SHAPES, lively_model, tiny_shape
+from tests.support.bundles import exchanged, put, reshaped, with_values
+from tests.support.tiny_models import TINY_SHAPES, VARIANT_SHAPES, lively_model, tiny_shape
 
 FAKE_PEER = """
 import os, time
@@ -74,13 +76,57 @@ def status(result: dict[str, Any], name: str) -> tuple[str, str]:
 
 @pytest.mark.parametrize("name", TINY_SHAPES)
 def test_every_tiny_shape_passes(tmp_path: Path, name: str) -> None:
-    quants = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1") if name in ("smollm_like", "rotary_apart") else ("f32", "q4_0")
+    quants = BODY_QUANTS if name in ("smollm_like", "rotary_apart") else ("f32", "q4_0")
     export_bundle(lively_model(tiny_shape(name), seed=3), tmp_path / "b", quants=quants)
     result = verify_bundle(tmp_path / "b")
     assert result["verdict"] == "pass", result["summary"]
     assert {pair["file"] for pair in result["pairs"]} == {line["file"] for line in result["weights"]}
     assert len(result["tokens"]) >= 32
     json.dumps(result, allow_nan=False)
+
+
+@pytest.mark.parametrize("name", VARIANT_SHAPES)
+def test_every_architecture_passes_wherever_it_fits(tmp_path: Path, name: str) -> None:
+    shape = tiny_shape(name)
+    feasible = {"hf", "onnx", "gguf"} - set(refusals(TARGETS, shape))
+    if feasible < {"hf", "onnx"}:  # nothing, or ONNX alone, which has no folder to be judged by
+        with pytest.raises(UnsupportedError, match=r"cannot export"):
+            export_bundle(lively_model(shape, seed=3), tmp_path / "b")
+        return
+    export_bundle(lively_model(shape, seed=3), tmp_path / "b", quants=("f32", "q8_0"), skip_infeasible=True)
+    result = verify_bundle(tmp_path / "b")
+    assert result["verdict"] == "pass", result["summary"]
+    peers = {"llama.cpp"} if "gguf" in feasible else set()
+    assert {pair["b"] for pair in result["pairs"]} == {"engine", "onnxruntime"} | peers
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "changes", "words"),
+    [
+        ("yarn", "gguf/model-f32.gguf", {"rope_scaling": None}, "rope_scaling is none, but yarn_4_32 in hf"),
+        ("llama3", "gguf/model-f32.gguf", {"rope_scaling": None}, "rope_scaling is none, but llama3_8_32 in hf"),
+        ("yarn", "onnx/model.onnx", {"rope_scaling": None}, "rope_theta is 10000.0 without scaling, but 10000.0 in hf"),
+        ("linear", "hf", {"rope_scaling": None}, "rope_scaling is linear_4"),
+        ("smollm3", "onnx/model.onnx", {"nope_every": 0}, "nope_every is no positions in layers [], but 4 in hf"),
+    ],
+)
+def test_a_forgotten_position_rule_is_named(tmp_path: Path, name: str, file: str, changes: dict[str, Any], words: str) -> None:
+    model = lively_model(tiny_shape(name))
+    export_bundle(model, tmp_path / "b", quants=("f32",))
+    put(tmp_path / "b", file, reshaped(model, **changes))
+    result = verify_bundle(tmp_path / "b", runtimes=["engine"])
+    assert result["verdict"] == "fail"
+    assert any(words in line for line in result["summary"]), result["summary"]
+
+
+@pytest.mark.parametrize("file", ["gguf/model-f32.gguf", "onnx/model.onnx"])
+def test_a_forgotten_bias_is_named(tmp_path: Path, file: str) -> None:
+    model = lively_model(tiny_shape("qwen2"))
+    export_bundle(model, tmp_path / "b", quants=("f32",))
+    put(tmp_path / "b", file, with_values(model, blk_1_attn_k_bias=lambda values: values * 0))
+    result = verify_bundle(tmp_path / "b", runtimes=["engine"])
+    assert result["verdict"] == "fail"
+    assert any("blk.1.attn_k.bias: it is all zeros" in line for line in result["summary"]), result["summary"]
 
 
 def test_level_4_has_budgets_of_its_own(tmp_path: Path) -> None:

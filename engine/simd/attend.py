@@ -1,0 +1,302 @@
+"""Inner loops of attention, emitted whole: each cached vector is loaded and widened once for up to four query rows.
+
+    W lanes    E head dim    R rows that share the cache, 1..4    P positions, in tiles of W
+
+A kernel cannot hold a list of vector registers, so it would spell out every number of rows; here lists of LLVM values do it
+while code is generated, for each row count and cache format, and a call picks one by two comparisons.
+
+Every row's sums run in one order whatever R is: scores over even and odd components apart, values over positions in order.
+
+Layout of a cache tile, sizes in bytes (made by ``engine/kernels/attention.py``):
+    keys    f32, f16   [E][W]
+            q8_0       [E / 4 rounded up][W][4] codes + bias, then f16 scales [E / 32 rounded up][W]
+    values  f32, f16   [W][E padded]
+            q8_0       [W][E padded] codes, then f16 scales [E / 32 rounded up][W]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba.core import types
+
+from deepthin.engine.simd._ir import FLOAT, HALF, I8, I16, I32, I64, Vec, call, constant, intrinsic, pointer, splat, vector
+from deepthin.engine.simd.vectors import f16_to_f32
+
+MAX_ROWS = 4
+CACHE_F32, CACHE_F16, CACHE_Q8_0 = range(3)
+
+
+class Attend:
+    """The intrinsics for one target.
+
+    Args:
+        lanes: W.
+        dot4: the target's intrinsic acc + dot4(weight bytes, activation bytes).
+        bias: what stored key codes are offset by, as the target's dot4 wants them.
+        has_half_and_fma: whether the CPU widens f16 and fuses a * b + c itself.
+    """
+
+    def __init__(self, lanes: int, dot4: Any, bias: int, *, has_half_and_fma: bool) -> None:
+        self.lanes, self.bias, self.native = lanes, bias, has_half_and_fma
+        self._dot4 = dot4._defn
+        self.wide = 4 if lanes != 8 else 2  # four rows of so many accumulators leave half the registers free
+        self.mix_wide = self._mix(self.wide, MAX_ROWS)
+        self.mix_one = self._mix(1, 1)
+
+        @intrinsic
+        def score_rows(
+            typing: Any, scores: Any, s_stride: Any, keys: Any, key_at: Any, tile: Any, tiles: Any, head_dim: Any,
+            q: Any, qi: Any, qs: Any, qn: Any, row: Any, rows: Any, fmt: Any,
+        ) -> Any:  # fmt: skip
+            """scores[r * s_stride + p] = q[row + r] · k[p] for ``tiles`` tiles of keys, of ``tile`` bytes, from ``key_at`` on.
+
+            Shapes: q f32 and qi i8 [rows of E padded to 32], qs f32 and qn i32 [rows of E / 32 rounded up]: the query as
+            such, and as blocks of codes with scales and sums of codes for q8_0 keys.
+            """
+            n = types.intp
+            signature = types.void(scores, n, keys, n, n, n, n, q, qi, qs, qn, n, n, n)
+            return signature, self._emit_scores
+
+        self.score_rows = score_rows
+
+    def _mix(self, columns: int, most_rows: int) -> Any:
+        @intrinsic
+        def mix(
+            typing: Any, out: Any, out_at: Any, out_stride: Any, values: Any, value_at: Any, tile: Any, row_bytes: Any,
+            count: Any, weights: Any, w_at: Any, w_stride: Any, block_stride: Any, rows: Any, fmt: Any,
+        ) -> Any:  # fmt: skip
+            """out[out_at + r * out_stride + c] = sum over p < count of weights[r, p] * v[p, c], for a few vectors of columns.
+
+            ``value_at`` is the byte of position 0 and the first column. weights f32 from ``w_at``: rows ``w_stride`` apart;
+            for q8_0 one row per block of 32 columns, ``block_stride`` apart, the block's scales multiplied in.
+            """
+            n = types.intp
+            signature = types.void(out, n, n, values, n, n, n, n, weights, n, n, n, n, n)
+            return signature, lambda *args: self._emit_mix(columns, most_rows, *args)
+
+        return mix
+
+    def _emit_scores(self, context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        fmt = args[13]
+        for rows in range(1, MAX_ROWS + 1):
+            for kind in (CACHE_F32, CACHE_F16, CACHE_Q8_0):
+                with builder.if_then(_both(builder, args[12], rows, fmt, kind)):
+                    self._score_loop(context, builder, signature, args, rows, kind)
+        return context.get_dummy_value()
+
+    def _score_loop(self, context: Any, builder: Any, signature: Any, args: Any, rows: int, kind: int) -> None:
+        scores, s_stride, _, key_at, tile, tiles = args[:6]
+        row, n = args[11], args[12].type
+        together = max(1, MAX_ROWS // rows)  # tiles at once, so that the chains of sums hide each other's latency
+
+        def several(first: Any, count: int) -> list[Any]:
+            starts = [builder.add(key_at, builder.mul(builder.add(first, ir.Constant(n, j)), tile)) for j in range(count)]
+            one = self._score_codes if kind == CACHE_Q8_0 else self._score_floats
+            sums = one(context, builder, signature, args, row, starts, rows, kind)
+            for r in range(rows):
+                for j in range(count):
+                    at = builder.mul(builder.add(first, ir.Constant(n, j)), ir.Constant(n, self.lanes))
+                    at = builder.add(builder.mul(s_stride, ir.Constant(n, r)), at)
+                    to = pointer(context, builder, signature.args[0], scores, at, vector(FLOAT, self.lanes))
+                    builder.store(sums[r * count + j], to, align=4)
+            return []
+
+        whole = builder.sdiv(tiles, ir.Constant(n, together))
+        _loop(builder, whole, [], lambda i, _: several(builder.mul(i, ir.Constant(n, together)), together))
+        if together > 1:
+            done = builder.mul(whole, ir.Constant(n, together))
+            _loop(builder, builder.sub(tiles, done), [], lambda i, _: several(builder.add(done, i), 1))
+
+    def _score_floats(
+        self, context: Any, builder: Any, signature: Any, args: Any, row: Any, starts: list[Any], rows: int, kind: int
+    ) -> list[Any]:
+        """Sums [row][tile] over all components, two at a time."""
+        keys, head_dim, q = args[2], args[6], args[7]
+        n, size = head_dim.type, 4 if kind == CACHE_F32 else 2
+        stride = self._padded(builder, head_dim, 32)
+        queries = [builder.mul(builder.add(row, ir.Constant(n, r)), stride) for r in range(rows)]
+        zero = constant(FLOAT, self.lanes, 0.0)
+
+        def step(i: Any, state: list[Any]) -> list[Any]:
+            new = list(state)
+            for half in range(2):
+                e = builder.add(builder.mul(i, ir.Constant(n, 2)), ir.Constant(n, half))
+                at = [builder.add(start, builder.mul(e, ir.Constant(n, size * self.lanes))) for start in starts]
+                loaded = [self._load(context, builder, signature.args[2], keys, a, kind) for a in at]
+                for r in range(rows):
+                    x = self._broadcast(context, builder, signature.args[7], q, builder.add(queries[r], e))
+                    for j, k in enumerate(loaded):
+                        slot = (r * len(starts) + j) * 2 + half
+                        new[slot] = self._fma(builder, k, x, new[slot])
+            return new
+
+        pairs = builder.sdiv(head_dim, ir.Constant(n, 2))
+        sums = _loop(builder, pairs, [zero] * (rows * len(starts) * 2), step)
+        return [builder.fadd(even, odd) for even, odd in zip(sums[::2], sums[1::2], strict=True)]
+
+    def _score_codes(
+        self, context: Any, builder: Any, signature: Any, args: Any, row: Any, starts: list[Any], rows: int, kind: int
+    ) -> list[Any]:
+        """Sums [row][tile] over blocks of d_k * d_q * (sum of codes), exact in i32 within a block."""
+        keys, head_dim, qi, qs, qn = args[2], args[6], args[8], args[9], args[10]
+        n, lanes = head_dim.type, self.lanes
+        groups = builder.sdiv(self._padded(builder, head_dim, 4), ir.Constant(n, 4))
+        blocks = builder.sdiv(self._padded(builder, head_dim, 32), ir.Constant(n, 32))
+        num_columns = builder.mul(blocks, ir.Constant(n, 32))
+        rows_at = [builder.add(row, ir.Constant(n, r)) for r in range(rows)]
+        zero = constant(FLOAT, lanes, 0.0)
+
+        def dots(g: Any, sums: list[Any]) -> list[Any]:
+            """One group of four components of every row and tile."""
+            at = [builder.add(start, builder.mul(g, ir.Constant(n, 4 * lanes))) for start in starts]
+            codes = [self._bytes(context, builder, signature.args[2], keys, a) for a in at]
+            new = list(sums)
+            for r in range(rows):
+                from_ = builder.add(builder.mul(rows_at[r], num_columns), builder.mul(g, ir.Constant(n, 4)))
+                word = builder.load(pointer(context, builder, signature.args[8], qi, from_, I32), align=1)
+                x = builder.bitcast(splat(builder, word, lanes), vector(I8, 4 * lanes))
+                for j, k in enumerate(codes):
+                    slot = r * len(starts) + j
+                    new[slot] = self._dot(context, builder, new[slot], k, x)
+            return new
+
+        def block(b: Any, state: list[Any]) -> list[Any]:
+            at = [builder.add(builder.mul(rows_at[r], blocks), b) for r in range(rows)]
+            start_sums = []
+            for r in range(rows):
+                total = builder.load(pointer(context, builder, signature.args[10], qn, at[r], I32), align=4)
+                start_sums += [splat(builder, builder.mul(total, ir.Constant(I32, -self.bias)), lanes)] * len(starts)
+            first = builder.mul(b, ir.Constant(n, 8))
+            left = builder.sub(groups, first)
+            count = builder.select(builder.icmp_signed("<", left, ir.Constant(n, 8)), left, ir.Constant(n, 8))
+            pairs = builder.sdiv(count, ir.Constant(n, 2))
+
+            def two(i: Any, sums: list[Any]) -> list[Any]:
+                g = builder.add(first, builder.mul(i, ir.Constant(n, 2)))
+                return dots(builder.add(g, ir.Constant(n, 1)), dots(g, sums))
+
+            sums = _loop(builder, pairs, start_sums, two)
+            done = builder.mul(pairs, ir.Constant(n, 2))
+            rest = builder.sub(count, done)
+            sums = _loop(builder, rest, sums, lambda i, s: dots(builder.add(first, builder.add(done, i)), s))
+            scale_at = builder.mul(groups, ir.Constant(n, 4 * lanes))
+            scale_at = builder.add(scale_at, builder.mul(b, ir.Constant(n, 2 * lanes)))
+            scales = [
+                self._load(context, builder, signature.args[2], keys, builder.add(start, scale_at), CACHE_F16)
+                for start in starts
+            ]
+            new = []
+            for r in range(rows):
+                d = self._broadcast(context, builder, signature.args[9], qs, at[r])
+                for j, scale in enumerate(scales):
+                    slot = r * len(starts) + j
+                    total = builder.sitofp(sums[slot], vector(FLOAT, lanes))
+                    new.append(self._fma(builder, total, builder.fmul(scale, d), state[slot]))
+            return new
+
+        return _loop(builder, blocks, [zero] * (rows * len(starts)), block)
+
+    def _emit_mix(self, columns: int, most_rows: int, context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        for rows in range(1, most_rows + 1):
+            for kind in (CACHE_F32, CACHE_F16, CACHE_Q8_0):
+                with builder.if_then(_both(builder, args[12], rows, args[13], kind)):
+                    self._mix_loop(context, builder, signature, args, rows, columns, kind)
+        return context.get_dummy_value()
+
+    def _mix_loop(self, context: Any, builder: Any, signature: Any, args: Any, rows: int, columns: int, kind: int) -> None:
+        out, out_at, out_stride, values, value_at, tile, row_bytes, count, weights, w_at, w_stride, block_stride = args[:12]
+        n, lanes = count.type, self.lanes
+        size = {CACHE_F32: 4, CACHE_F16: 2, CACHE_Q8_0: 1}[kind]
+        scaled = max(1, columns * lanes // 32) if kind == CACHE_Q8_0 else 1  # blocks the columns lie in
+        zero = constant(FLOAT, lanes, 0.0)
+
+        def step(p: Any, state: list[Any]) -> list[Any]:
+            at = builder.mul(builder.sdiv(p, ir.Constant(n, lanes)), tile)
+            at = builder.add(at, builder.mul(builder.and_(p, ir.Constant(n, lanes - 1)), row_bytes))
+            at = builder.add(value_at, at)
+            loaded = [
+                self._load(context, builder, signature.args[3], values, builder.add(at, ir.Constant(n, c * lanes * size)), kind)
+                for c in range(columns)
+            ]
+            new = list(state)
+            for r in range(rows):
+                start = builder.add(builder.add(w_at, p), builder.mul(w_stride, ir.Constant(n, r)))
+                found = []
+                for b in range(scaled):
+                    from_ = builder.add(start, builder.mul(block_stride, ir.Constant(n, b)))
+                    found.append(self._broadcast(context, builder, signature.args[8], weights, from_))
+                for c, v in enumerate(loaded):
+                    slot = r * columns + c
+                    new[slot] = self._fma(builder, v, found[c * lanes // 32 if scaled > 1 else 0], new[slot])
+            return new
+
+        sums = _loop(builder, count, [zero] * (rows * columns), step)
+        for r in range(rows):
+            for c in range(columns):
+                at = builder.add(builder.add(out_at, ir.Constant(n, c * lanes)), builder.mul(out_stride, ir.Constant(n, r)))
+                to = pointer(context, builder, signature.args[0], out, at, vector(FLOAT, lanes))
+                builder.store(sums[r * columns + c], to, align=4)
+
+    def _load(self, context: Any, builder: Any, array_type: Any, array: Any, at: Any, kind: int) -> Any:
+        """W cached values from byte ``at``, as f32."""
+        lanes, v_f32 = self.lanes, vector(FLOAT, self.lanes)
+        stored = {CACHE_F32: v_f32, CACHE_F16: vector(HALF if self.native else I16, lanes), CACHE_Q8_0: vector(I8, lanes)}[kind]
+        value = builder.load(pointer(context, builder, array_type, array, at, stored), align=1)
+        if kind == CACHE_F32:
+            return value
+        if kind == CACHE_Q8_0:
+            return builder.sitofp(builder.sext(value, vector(I32, lanes)), v_f32)
+        return builder.fpext(value, v_f32) if self.native else f16_to_f32(builder, value, lanes, special=True)
+
+    def _bytes(self, context: Any, builder: Any, array_type: Any, array: Any, at: Any) -> Any:
+        return builder.load(pointer(context, builder, array_type, array, at, vector(I8, 4 * self.lanes)), align=1)
+
+    def _broadcast(self, context: Any, builder: Any, array_type: Any, array: Any, at: Any) -> Any:
+        return splat(builder, builder.load(pointer(context, builder, array_type, array, at, FLOAT), align=4), self.lanes)
+
+    def _fma(self, builder: Any, a: Any, b: Any, c: Any) -> Any:
+        if self.native:
+            return call(builder, f"llvm.fma.v{self.lanes}f32", vector(FLOAT, self.lanes), [a, b, c])
+        return builder.fadd(builder.fmul(a, b), c)
+
+    def _dot(self, context: Any, builder: Any, acc: Any, weights: Any, activations: Any) -> Any:
+        i32, byte = Vec("i32", self.lanes), Vec("i8", 4 * self.lanes)
+        signature, emit = self._dot4(None, i32, byte, byte)
+        return emit(context, builder, signature, [acc, weights, activations])
+
+    @staticmethod
+    def _padded(builder: Any, count: Any, unit: int) -> Any:
+        """``count`` rounded up to a multiple of ``unit``, a power of two."""
+        return builder.and_(builder.add(count, ir.Constant(count.type, unit - 1)), ir.Constant(count.type, -unit))
+
+
+def _both(builder: Any, rows: Any, wanted_rows: int, fmt: Any, wanted_fmt: int) -> Any:
+    is_rows = builder.icmp_signed("==", rows, ir.Constant(rows.type, wanted_rows))
+    return builder.and_(is_rows, builder.icmp_signed("==", fmt, ir.Constant(fmt.type, wanted_fmt)))
+
+
+def _loop(builder: Any, count: Any, state: list[Any], body: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
+    """For i in 0..count-1: state = body(i, state). Returns the last state; the values stay in registers."""
+    before = builder.block
+    inside, after = builder.append_basic_block("loop"), builder.append_basic_block("after")
+    builder.cbranch(builder.icmp_signed(">", count, ir.Constant(count.type, 0)), inside, after)
+    builder.position_at_end(inside)
+    i = builder.phi(I64)
+    carried = [builder.phi(value.type) for value in state]
+    new = body(i, carried)
+    following, last = builder.add(i, ir.Constant(I64, 1)), builder.block
+    for phi, start, end in zip([i, *carried], [ir.Constant(I64, 0), *state], [following, *new], strict=True):
+        phi.add_incoming(start, before)
+        phi.add_incoming(end, last)
+    builder.cbranch(builder.icmp_signed("<", following, count), inside, after)
+    builder.position_at_end(after)
+    results = []
+    for start, end in zip(state, new, strict=True):
+        phi = builder.phi(start.type)
+        phi.add_incoming(start, before)
+        phi.add_incoming(end, last)
+        results.append(phi)
+    return results
