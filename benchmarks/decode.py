@@ -111,7 +111,7 @@ def measure(options: argparse.Namespace, arguments: Sequence[str]) -> list[dict[
     warm_kernels()
     head = {
         "schema": SCHEMA,
-        "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),
+        "created_utc": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "command": " ".join(["python benchmarks/decode.py", *(Path(part).name for part in arguments if part != "--readme")]),
         **commit(),
         "machine": machine_record(),
@@ -186,10 +186,10 @@ def newest(results: Path) -> list[dict[str, Any]]:
 def render(lines: Sequence[Mapping[str, Any]]) -> str:
     """The Markdown table: one row per test, format and thread count, with machine, commit and command below."""
     table = ["| " + " | ".join(HEADERS) + " |", "|---|---" + "|--:" * (len(HEADERS) - 2) + "|"]
-    flagged = False
+    flagged: dict[str, str] = {}  # what speaks against a row -> its mark
     for ours, theirs in pairs(lines):
-        mark = "*" if ours["flags"] or theirs.get("flags") else ""
-        flagged |= bool(mark)
+        flags = ", ".join(sorted({*ours["flags"], *theirs.get("flags", ())}))
+        mark = f" [{flagged.setdefault(flags, chr(ord('a') + len(flagged)))}]" if flags else ""
         share = ours["roofline_share"]
         cells = [
             ours["test"],
@@ -199,13 +199,13 @@ def render(lines: Sequence[Mapping[str, Any]]) -> str:
             _interval(theirs["tok_s"], 0) if theirs["status"] == "ran" else f"{theirs['status']}: {theirs['why']}",
             "" if theirs["status"] != "ran" else _interval(_inverse(theirs["ratio_to_engine"]), 2),
             f"{ours['bytes_per_token'] / 1e6:.1f}",
-            "" if share is None else f"{share['median']:.0%} of {ours['bandwidth'][0]['bytes_per_s']['median'] / 1e9:.0f} GB/s",
+            "" if share is None else _share(share, ours["bandwidth"][0]["bytes_per_s"]["median"]),
         ]
         table.append("| " + " | ".join(cells) + " |")
     return "\n".join([*table, "", *_caption(lines, flagged)])
 
 
-def _caption(lines: Sequence[Mapping[str, Any]], flagged: bool) -> list[str]:
+def _caption(lines: Sequence[Mapping[str, Any]], flagged: Mapping[str, str]) -> list[str]:
     first = lines[0]
     machine, versions = first["machine"], first["machine"]["versions"]
     text = [
@@ -216,8 +216,8 @@ def _caption(lines: Sequence[Mapping[str, Any]], flagged: bool) -> list[str]:
         f"llama-cpp-python {versions.get('llama-cpp-python', 'unknown')}, `{first['command']}`."
     ]
     if flagged:
-        flags = sorted({flag for line in lines for flag in line.get("flags", ())})
-        text.append(f"\\* flagged by the measuring protocol ({', '.join(flags)}): trust it less.")
+        marks = "; ".join(f"[{mark}] {flags}" for flags, mark in flagged.items())
+        text.append(f"Flagged by the measuring protocol, so trust the row less: {marks}.")
     return text
 
 
@@ -322,6 +322,10 @@ def _inverse(ratio: Mapping[str, Any]) -> dict[str, float]:
 
 def _interval(value: Mapping[str, Any], digits: int) -> str:
     return f"{value['median']:.{digits}f} ({value['ci_low']:.{digits}f}..{value['ci_high']:.{digits}f})"
+
+
+def _share(share: Mapping[str, Any], bytes_per_s: float) -> str:
+    return f"{share['median']:.0%} ({share['ci_low']:.0%}..{share['ci_high']:.0%}) of {bytes_per_s / 1e9:.0f} GB/s"
 
 
 def _say(about: str, text: str) -> None:

@@ -14,7 +14,7 @@ from deepthin.search.quality import QualityModel, check_tokens
 from deepthin.search.space import QUANTS, VOCABS, Space
 
 DEFAULT_PARAMS = 30_000_000  # used when no budget is given
-DEFAULT_TRIALS = 48  # with about a second for each new shape, a first run stays well under two minutes
+DEFAULT_TRIALS = 48  # about a second for each new shape, up to three while other processes disturb every measurement
 DEFAULT_CONTEXT = 512
 _MAX_TRIALS = 10_000
 _MIN_SEQ_LEN = 2048
