@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepthin.cli.arguments import add_source, argument, one_of, real, whole
+from deepthin.cli.arguments import MAX_CONTEXT, add_source, listed, one_of, parse_threads, real, whole
 from deepthin.cli.outcome import Outcome
 from deepthin.cli.progress import Progress
-from deepthin.cli.sizes import bytes_text, parse_counts
-from deepthin.cli.source import open_source
+from deepthin.cli.sizes import bytes_text
+from deepthin.cli.source import open_source, require_runnable
 from deepthin.cli.table import table
-from deepthin.engine.errors import UnsupportedError
+from deepthin.engine.errors import UnsupportedError, UsageError
 from deepthin.engine.formats import BODY_QUANTS
 from deepthin.engine.kv_cache import CACHE_FORMATS
 
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quant", choices=BODY_QUANTS, help="convert the weights first (default: as stored, else q4_0)")
     parser.add_argument(
         "--threads",
-        type=argument(parse_counts),
+        type=listed(parse_threads),
         metavar="N,N,..",
         help="thread counts (default: every CPU this process may use)",
     )
@@ -68,7 +68,12 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
     Raises:
         DeepthinError: SOURCE cannot be read, or the engine cannot run it.
     """
+    if options.depth + max(options.prompt, options.gen) > MAX_CONTEXT:
+        raise UsageError(
+            f"--depth with --prompt or --gen is over {MAX_CONTEXT} tokens, the most this engine caches; ask for less"
+        )
     source = open_source(options.source)
+    require_runnable(source.shape)
     progress("reading weights" if source.model is not None else "making random weights")
     model = source.weights(seed=options.seed, quant=options.quant)
     progress("loading kernels (compiled once per machine)")

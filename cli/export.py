@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from deepthin.cli.arguments import add_source, one_of, whole
+from deepthin.cli.arguments import add_source, argument, one_of, parse_path, require_out, whole
 from deepthin.cli.outcome import Outcome
 from deepthin.cli.progress import Progress
 from deepthin.cli.sizes import bytes_text, count_text
@@ -29,7 +29,9 @@ Then: deepthin verify bundle
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this command."""
     add_source(parser)
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write; must be absent or empty")
+    parser.add_argument(
+        "--out", type=argument(parse_path), required=True, metavar="DIR", help="folder to write; must be absent or empty"
+    )
     parser.add_argument(
         "--to", type=one_of(*TARGETS), default=list(TARGETS), metavar="T,T,..", help="of hf,onnx,gguf (default: all)"
     )
@@ -58,7 +60,9 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
         DeepthinError: SOURCE cannot be read, a target cannot express it, or DIR cannot be written.
     """
     from deepthin.export.bundle import export_bundle
+    from deepthin.export.manifest import FILE_NAME
 
+    require_out(options.out, FILE_NAME, "bundle")
     source = open_source(options.source)
     progress("making random weights" if source.model is None else "reading weights")
     model = source.weights(seed=options.seed, quant=None if source.model is not None else "f32")
@@ -84,4 +88,9 @@ def manifest_text(manifest: Mapping[str, Any], out: Path) -> str:
     lines = [f"{out}: {manifest['shape']['text']}, {count_text(manifest['params'])} parameters"]
     lines.append(table(("file", "format", "quant", "bytes", "sha256"), rows, left=3))
     lines += [f"left out {target}: {why}" for target, why in manifest["refused"].items()]
+    dtype = next((item["quant"] for item in manifest["files"] if item["format"] == "safetensors"), None)
+    if dtype is not None:
+        lines.append(f"hf holds {dtype} weights, as --hf-dtype says; --quant applies to gguf and onnx")
+    if manifest["not_in_onnx"]:
+        lines.append(f"onnx has no files for {', '.join(manifest['not_in_onnx'])}; it takes f32, q8_0, q4_0 and q4_1")
     return "\n".join(lines)

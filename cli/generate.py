@@ -7,10 +7,11 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from deepthin.cli.arguments import add_source, argument, real, whole
+from deepthin.cli.arguments import MAX_CONTEXT, add_source, argument, context, parse_threads, real, whole
 from deepthin.cli.outcome import Outcome
+from deepthin.cli.output import write_error, write_out
 from deepthin.cli.progress import Progress
-from deepthin.cli.source import open_source
+from deepthin.cli.source import open_source, require_runnable
 from deepthin.engine.errors import UsageError
 from deepthin.engine.formats import BODY_QUANTS
 from deepthin.engine.kv_cache import CACHE_FORMATS
@@ -38,7 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ids", type=argument(_parse_ids), metavar="1,2,..", help="token ids to continue, for models without text"
     )
     parser.add_argument(
-        "-n", "--num-tokens", type=whole(1), default=64, metavar="N", help="new tokens at most (default: %(default)s)"
+        "-n",
+        "--num-tokens",
+        type=whole(1, MAX_CONTEXT),
+        default=64,
+        metavar="N",
+        help="new tokens at most (default: %(default)s)",
     )
     parser.add_argument("--temperature", type=real(0, 100), default=0.0, metavar="T", help="0 picks the likeliest (default)")
     parser.add_argument("--top-k", type=whole(0), default=0, metavar="K", help="keep the K likeliest; 0 keeps all (default)")
@@ -48,8 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seed", type=whole(0), default=0, metavar="N", help="of the sampling, and of random weights (default: 0)"
     )
-    parser.add_argument("--threads", type=whole(1, 4096), metavar="N", help="default: every CPU this process may use")
-    parser.add_argument("--context", type=whole(1, 1 << 24), metavar="N", help="cached positions (default: just enough)")
+    parser.add_argument("--threads", type=argument(parse_threads), metavar="N", help="default: every CPU this process may use")
+    parser.add_argument("--context", type=context(1), metavar="N", help="cached positions (default: just enough)")
     parser.add_argument("--quant", choices=BODY_QUANTS, help="convert the weights first (default: as stored, else q4_0)")
     parser.add_argument(
         "--kv", choices=list(CACHE_FORMATS), default="f16", help="how keys and values are cached (default: %(default)s)"
@@ -64,7 +70,9 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
         DeepthinError: SOURCE cannot be read or run, or prompt and options do not fit it.
     """
     source = open_source(options.source)
-    progress("reading weights")
+    require_runnable(source.shape)
+    _require_in_vocabulary(options.ids or (), source.shape.vocab_size)
+    progress("making random weights" if source.model is None else "reading weights")
     model = source.weights(seed=options.seed, quant=options.quant)
     tokenizer, ids = _prompt_ids(model, options)
     progress("loading kernels (compiled once per machine)")
@@ -73,11 +81,16 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
     from deepthin.engine.sample import Sampling
     from deepthin.profiles.statistics import measured
 
-    context = options.context or len(ids) + options.num_tokens
+    room = options.context or len(ids) + options.num_tokens
+    if room > MAX_CONTEXT:
+        raise UsageError(
+            f"a prompt of {len(ids)} tokens and {options.num_tokens} new ones are over {MAX_CONTEXT}, the most this engine "
+            f"caches; ask for fewer with -n"
+        )
     spec = model.tokenizer
     stop = () if options.ignore_eos or spec is None or spec.eos_id is None else (spec.eos_id,)
     sampling = Sampling(temperature=options.temperature, top_k=options.top_k, top_p=options.top_p)
-    with Decoder(model, threads=options.threads, context=context, kv_format=options.kv) as decoder:
+    with Decoder(model, threads=options.threads, context=room, kv_format=options.kv) as decoder:
         decoder.prefill(ids[:1])  # compiles what is not cached yet, so that no time below holds it
         printer = None if options.json else _Printer(tokenizer, progress)
         done = generate(decoder, ids, options.num_tokens, sampling=sampling, seed=options.seed, stop=stop, on_token=printer)
@@ -98,7 +111,7 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
     if printer is not None:
         printer.finish()
         speed = "" if rate is None else f", {len(done.token_ids)} generated at {rate:.1f} tok/s"
-        print(f"{len(ids)} prompt tokens at {done.prefill_tok_s:.1f} tok/s{speed}, {threads} threads, {simd}", file=sys.stderr)
+        write_error(f"{len(ids)} prompt tokens at {done.prefill_tok_s:.1f} tok/s{speed}, {threads} threads, {simd}")
     return Outcome("generate", body, "")
 
 
@@ -146,12 +159,18 @@ class _Printer:
     def finish(self) -> None:
         """Write what was held back, and end the line."""
         self._show(self._decode(self._ids))
-        print(flush=True)
+        write_out("")
 
     def _show(self, text: str) -> None:
         if text.startswith(self._shown):
-            print(text[len(self._shown) :], end="", flush=True)
+            write_out(text[len(self._shown) :], end="")
             self._shown = text
+
+
+def _require_in_vocabulary(ids: Sequence[int], vocab_size: int) -> None:
+    wrong = [token for token in ids if token >= vocab_size]
+    if wrong:
+        raise UsageError(f"token id {wrong[0]} is outside the vocabulary of {vocab_size}; use 0 to {vocab_size - 1}")
 
 
 def _parse_ids(text: str) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from deepthin.cli.arguments import add_source, argument, real, whole
+from deepthin.cli.arguments import add_source, argument, context, listed, real, whole
 from deepthin.cli.outcome import Outcome
 from deepthin.cli.progress import Progress
 from deepthin.cli.sizes import bytes_text, count_text, parse_bandwidth, parse_count, parse_counts, seconds_text
@@ -51,11 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this command."""
     add_source(parser)
     parser.add_argument("--quant", choices=BODY_QUANTS, help="format of the matrices (default: as stored, else q4_0)")
-    parser.add_argument(
-        "--context", type=whole(0, 1 << 24), default=1024, metavar="N", help="cached tokens (default: %(default)s)"
-    )
+    parser.add_argument("--context", type=context(0), default=1024, metavar="N", help="cached tokens (default: %(default)s)")
     group = parser.add_argument_group("curves")
-    group.add_argument("--layers", type=argument(parse_counts), metavar="L,L,..", help="depths of the iso-parameter curve")
+    group.add_argument("--layers", type=listed(whole(1, 4096)), metavar="L,L,..", help="depths of the iso-parameter curve")
     group.add_argument(
         "--params", type=argument(parse_count), metavar="N", help="total of the vocabulary table (default: the shape's)"
     )

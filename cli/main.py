@@ -6,19 +6,19 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import sys
 import traceback
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType
 
 from deepthin import __version__
-from deepthin.cli.arguments import Parser, add_common
+from deepthin.cli.arguments import Parser, add_common, parse_path
 from deepthin.cli.config import apply_config
 from deepthin.cli.outcome import Outcome
+from deepthin.cli.output import discard, prepare_streams, write_error, write_out
 from deepthin.cli.progress import Progress
 from deepthin.engine.errors import DeepthinError, UsageError
 
@@ -32,7 +32,7 @@ COMMANDS = {  # name -> one line of help; the module is deepthin.cli.<name>
 }
 EXIT_CODES = """exit codes:
   0  done
-  1  failed: a file, machine or runtime is not as it should be
+  1  failed: a file, folder (such as an --out in use), machine or runtime is not as it should be
   2  usage: the arguments make no sense
   3  nothing feasible: no shape meets the budget; the message names the limit that binds
   4  verification failed: two runtimes disagree, or a file is damaged
@@ -43,37 +43,59 @@ first steps:
   deepthin inspect smollm2-135m          what a known shape costs on paper
   deepthin search --params 30M --out run find, export and verify the best shapes for this machine
   deepthin COMMAND --help                options and examples of one command
+
+common options, after the command:
+  --json               print exactly one JSON document on standard output
+  --config FILE.toml   take options from a TOML file; flags on the command line win
+  --quiet              no progress on standard error
+  --debug              show a traceback when something fails
 """
 INTERRUPTED = 130
+
+
+@dataclass(slots=True)
+class _Switches:
+    """How to report a failure: guessed from the command line until the options are parsed."""
+
+    json: bool
+    debug: bool
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; ``argv`` is without the program's name."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    with contextlib.suppress(AttributeError, ValueError, io.UnsupportedOperation):
-        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    prepare_streams()
     try:
-        return _run(arguments)
-    except SystemExit as stop:  # --help and --version
-        return stop.code if isinstance(stop.code, int) else 0
-    except KeyboardInterrupt:
-        print("deepthin: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return _guarded(arguments)
     except BrokenPipeError:  # whoever read our output has seen enough
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(sys.stdout)
         return 1
+
+
+def _guarded(arguments: list[str]) -> int:
+    """Run one command; whatever escapes becomes a line and an exit code."""
+    flags = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    switches = _Switches(json="--json" in flags, debug="--debug" in flags)
+    try:
+        return _run(arguments, switches)
+    except KeyboardInterrupt:
+        write_error("deepthin: interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        raise
     except DeepthinError as error:
-        return _fail(error, arguments)
+        return _fail(error, switches)
     except (MemoryError, OSError) as error:
-        reason = "out of memory" if isinstance(error, MemoryError) else str(error)
-        return _fail(DeepthinError(reason), arguments, cause=error)
+        reason = "out of memory" if isinstance(error, MemoryError) else _os_reason(error)
+        return _fail(DeepthinError(reason), switches, cause=error)
     except Exception as error:
         reason = f"Bug: {type(error).__name__}: {error}; please report it with what --debug prints"
-        return _fail(DeepthinError(reason), arguments, cause=error)
+        if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+            reason = "the system starts no more threads; try a smaller --threads, or a higher limit (ulimit -u)"
+        return _fail(DeepthinError(reason), switches, cause=error)
 
 
-def _run(arguments: list[str]) -> int:
+def _run(arguments: list[str], switches: _Switches) -> int:
     command = next((item for item in arguments if not item.startswith("-")), None)
     parser = Parser(
         prog="deepthin", description="Pick the shape of a small language model by measured latency.", epilog=_EPILOG
@@ -92,11 +114,18 @@ def _run(arguments: list[str]) -> int:
         add_common(sub)
         config = _config_path(arguments)
         if config is not None:
-            apply_config(Path(config), name, sub, set(COMMANDS))
-    options = parser.parse_args(arguments)
+            apply_config(parse_path(config), name, sub, set(COMMANDS))
+            switches.json |= sub.get_default("json")
+            switches.debug |= sub.get_default("debug")
+    try:
+        options = parser.parse_args(arguments)
+    except SystemExit as stop:  # --help and --version
+        write_out("", end="")  # now, so that a full disk is told like any other failure
+        return stop.code if isinstance(stop.code, int) else 0
     if module is None:
-        parser.print_help(sys.stderr)
+        write_error(parser.format_help())
         raise UsageError(f"a command is needed: {', '.join(COMMANDS)}")
+    switches.json, switches.debug = options.json, options.debug
     with Progress(enabled=not options.quiet) as progress:
         outcome: Outcome = module.run(options, progress)
     _print(outcome, as_json=options.json)
@@ -115,19 +144,25 @@ def _print(outcome: Outcome, *, as_json: bool) -> None:
     if as_json:
         from deepthin.cli.document import document, to_text
 
-        print(to_text(document(outcome.kind, outcome.body)))
+        write_out(to_text(document(outcome.kind, outcome.body)))
     elif outcome.text:
-        print(outcome.text)
-    sys.stdout.flush()
+        write_out(outcome.text)
 
 
-def _fail(error: DeepthinError, arguments: Sequence[str], cause: BaseException | None = None) -> int:
+def _os_reason(error: OSError) -> str:
+    """Where the system refused and why, with what to try."""
+    where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+    return f"{where}{error.strerror or error}; check that it exists, that you may read or write it, and that there is space"
+
+
+def _fail(error: DeepthinError, switches: _Switches, cause: BaseException | None = None) -> int:
     """Say what failed in one line on standard error, and as a document on standard output with ``--json``."""
-    if "--debug" in arguments:
-        traceback.print_exception(cause or error)
-    print(f"deepthin: error: {' '.join(str(error).split())}", file=sys.stderr)
-    if "--json" in arguments:
+    if switches.debug:
+        write_error("".join(traceback.format_exception(cause or error)).rstrip())
+    write_error(f"deepthin: error: {' '.join(str(error).split())}")
+    if switches.json:
         from deepthin.cli.document import error_document, to_text
 
-        print(to_text(error_document(error)))
+        with contextlib.suppress(DeepthinError):  # standard output cannot be written; that has been said, or comes second
+            write_out(to_text(error_document(error)))
     return error.exit_code

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepthin.cli.arguments import argument, one_of, real, whole
+from deepthin.cli.arguments import MAX_CONTEXT, argument, context, one_of, parse_path, parse_threads, real, require_out, whole
 from deepthin.cli.export import manifest_text
 from deepthin.cli.outcome import Outcome
 from deepthin.cli.progress import Progress
@@ -52,11 +52,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--max-kv-mb", type=real(1e-6, 1e9), metavar="MB", help="F16 cache at --context tokens")
     group = parser.add_argument_group("the run")
     group.add_argument("--trials", type=whole(1, 10_000), metavar="N", help="shapes to try (default: 48)")
-    group.add_argument("--context", type=whole(0, 1 << 24), metavar="N", help="cached tokens while timing (default: 512)")
-    group.add_argument("--threads", type=whole(1, 4096), metavar="N", help="default: every CPU this process may use")
+    group.add_argument(
+        "--context", type=context(0, MAX_CONTEXT - 1), metavar="N", help="cached tokens while timing (default: 512)"
+    )
+    group.add_argument("--threads", type=argument(parse_threads), metavar="N", help="default: every CPU this process may use")
     group.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of every random choice (default: 0)")
-    group.add_argument("--out", type=Path, default=Path("run"), metavar="DIR", help="run folder (default: ./run)")
-    group.add_argument("--store", type=Path, metavar="FILE", help="timings to reuse and add to (default: DIR/timings.jsonl)")
+    group.add_argument(
+        "--out", type=argument(parse_path), default=Path("run"), metavar="DIR", help="run folder (default: ./run)"
+    )
+    group.add_argument(
+        "--store", type=argument(parse_path), metavar="FILE", help="timings to reuse and add to (default: DIR/timings.jsonl)"
+    )
     group.add_argument("--no-vocab-term", action="store_true", help="predict without charging oversized vocabularies")
     group = parser.add_argument_group("afterwards")
     group.add_argument("--pick", choices=PICKS, help="which one to export (default: the recommended one, fastest_tied)")
@@ -70,6 +76,9 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
         InfeasibleError: no shape meets the budget or the limits.
         DeepthinError: the run folder belongs to another search, or exporting failed.
     """
+    from deepthin.search.folder import CONFIG, LOCK
+
+    require_out(options.out, CONFIG, "run folder", ignored=(LOCK, f"{CONFIG}.tmp"))
     config = _config(options)
     config.space.require_feasible()  # before anything slow
     progress("loading kernels (compiled once per machine)")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from deepthin.engine.errors import UsageError
 
+MAX_VALUE = 1 << 63
 _COUNT = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 _BYTES = {"": 1, **{p + "b": 1000**i for i, p in enumerate(("", "k", "m", "g", "t"))}}
 _BYTES |= {p + "ib": 1024**i for i, p in enumerate(("", "k", "m", "g", "t")) if i}
@@ -17,7 +18,7 @@ def parse_count(text: str) -> int:
     """A number of parameters or tokens: ``30M``, ``100k``, ``1.5B``, ``134515008``.
 
     Raises:
-        UsageError: not a number with a known suffix, or below 1.
+        UsageError: not a number with a known suffix, below 1, or above 2^63.
     """
     return _scaled(text, _COUNT, "a count such as 30M, 100k, 1.5B or 49152")
 
@@ -26,7 +27,7 @@ def parse_bytes(text: str) -> int:
     """A number of bytes: ``90MB`` (10^6), ``64MiB`` (2^20), ``94371840``.
 
     Raises:
-        UsageError: not a number with a known suffix, or below 1.
+        UsageError: not a number with a known suffix, below 1, or above 2^63.
     """
     return _scaled(text, _BYTES, "bytes such as 90MB, 64MiB or 94371840")
 
@@ -79,7 +80,10 @@ def _scaled(text: str, units: Mapping[str, float], wanted: str) -> int:
     match = _NUMBER.fullmatch(text.strip())
     if match is None or match[2].lower() not in units:
         raise UsageError(f"{text!r} is not understood; write {wanted}")
-    value = round(float(match[1]) * units[match[2].lower()])
+    exact = float(match[1]) * units[match[2].lower()]
+    if exact > MAX_VALUE:  # infinity too
+        raise UsageError(f"{text!r} is above 2^63, more than anything can hold; write {wanted}")
+    value = round(exact)
     if value < 1:
         raise UsageError(f"{text!r} is below 1; write {wanted}")
     return value

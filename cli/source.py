@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepthin.engine.errors import FormatError, ShapeError, UsageError
+from deepthin.engine.errors import FormatError, ShapeError, UnsupportedError, UsageError
 from deepthin.engine.known_shapes import KnownShape, known_shapes
 from deepthin.engine.shape import Shape
 
@@ -55,6 +55,8 @@ def open_source(text: str) -> Source:
         FormatError: a file or folder that does not hold what it should, or is not there.
         UsageError: it is none of the kinds.
     """
+    if not text.strip():
+        raise UsageError("SOURCE is empty; name a file, a folder, a shape text or a public shape such as smollm2-135m")
     path = Path(text)
     if _exists(path):
         if path.suffix.lower() == ".json":
@@ -74,6 +76,19 @@ def open_source(text: str) -> Source:
         f"{text!r} is no file, no folder, no shape text (L=..,d=..,heads=..,ff=..,vocab=..) and no public shape; "
         f"known are {', '.join(known_shapes())}"
     )
+
+
+def require_runnable(shape: Shape) -> None:
+    """Refuse a shape that the engine cannot run, before weights are made for it.
+
+    Raises:
+        UnsupportedError: the rule that it breaks.
+    """
+    from deepthin.engine.targets import target_verdicts
+
+    verdict = target_verdicts(shape)["engine"]
+    if not verdict.ok:
+        raise UnsupportedError(f"shape {shape.text}: this engine does not run it ({verdict.why}); inspect takes any shape")
 
 
 def _exists(path: Path) -> bool:

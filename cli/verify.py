@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from deepthin.cli.arguments import one_of
+from deepthin.cli.arguments import argument, one_of, parse_path
 from deepthin.cli.outcome import Outcome
 from deepthin.cli.progress import Progress
 from deepthin.cli.table import table
@@ -25,7 +24,7 @@ within the named budget; 4 says where they first part. A runtime that is not ins
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this command."""
-    parser.add_argument("folder", type=Path, metavar="DIR", help="a folder written by deepthin export")
+    parser.add_argument("folder", type=argument(parse_path), metavar="DIR", help="a folder written by deepthin export")
     parser.add_argument("--runtimes", type=one_of(*RUNTIMES), metavar="R,R,..", help="default: every one installed")
 
 

@@ -186,7 +186,7 @@ def _require_free(out: Path, overwrite: bool) -> None:
     if not (out / FILE_NAME).is_file():
         raise FormatError(f"{out}: is not empty and no bundle (it has no {FILE_NAME}); name another folder")
     if not overwrite:
-        raise FormatError(f"{out}: holds a bundle already; name another folder or ask to overwrite it")
+        raise FormatError(f"{out}: holds a bundle already; name another folder, or replace it with --overwrite")
     foreign = unlisted_files(out, (file.path for file in read_manifest(out).files))
     if foreign:
         raise FormatError(

@@ -56,13 +56,20 @@ def _position(pair: Pair) -> int:
 
 
 def _verdict(found: Findings, parting: dict[str, Any] | None) -> str:
-    ran = [state.name for state in found.runtimes if state.status == "ran"]
     if found.ok:
+        names = list(dict.fromkeys(pair.runtime for pair in found.pairs))
+        gives = f"{names[0]} gives" if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]} give"
+        run = len({pair.file for pair in found.pairs})
+        total = len(found.weights)
+        models = "1 model holds" if total == 1 else f"{total} models hold"
+        which = (
+            "it" if total == run == 1 else "each of them" if total == run else f"{run} of them, the others being compared only,"
+        )
         reports = [(pair.report.nmse, pair) for pair in found.pairs if pair.report is not None]
         nmse, worst = max(reports, key=lambda item: item[0])
         return (
-            f"pass: {len(found.weights)} models hold the weights of {found.base}, and {', '.join(ran)} give the logits of the "
-            f"reference over {found.num_tokens} tokens (largest NMSE {nmse:.1e}: {worst.runtime} on {worst.file})"
+            f"pass: {models} the weights of {found.base}, and {gives} the logits of the reference when run on {which} "
+            f"over {found.num_tokens} tokens (largest NMSE {nmse:.1e}: {worst.runtime} on {worst.file})"
         )
     if parting is None:
         return "fail: nothing could be compared"

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from deepthin.engine.errors import FormatError
+from deepthin.engine.errors import DeepthinError, FormatError
 
 SCHEMA = "deepthin/measurement/1"
 
@@ -24,6 +24,7 @@ class MeasurementStore:
 
     Raises:
         FormatError: the file exists but holds not one line of ours.
+        DeepthinError: it cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -31,7 +32,10 @@ class MeasurementStore:
         self.damaged_lines = 0
         self._values: dict[str, Mapping[str, Any]] = {}
         self._read_to = 0
-        self._refresh()
+        try:
+            self._refresh()
+        except OSError as error:
+            raise self._unusable(error) from error
         if self.damaged_lines and not self._values:
             raise FormatError(
                 f"{self.path}: not one line is a deepthin measurement; name a new file or the one that an earlier run wrote"
@@ -52,6 +56,7 @@ class MeasurementStore:
 
         Raises:
             FormatError: a value that JSON cannot hold, such as NaN.
+        DeepthinError: the file cannot be written.
         """
         created = datetime.now(UTC).isoformat(timespec="seconds")
         record = {"schema": SCHEMA, "key": dict(key), "value": dict(value), "created_utc": created}
@@ -59,6 +64,17 @@ class MeasurementStore:
             line = json.dumps(record, sort_keys=True, allow_nan=False).encode() + b"\n"
         except ValueError as error:
             raise FormatError(f"{self.path}: a measurement holds NaN or infinity and is not stored: {error}") from error
+        try:
+            self._append(line)
+        except OSError as error:
+            raise self._unusable(error) from error
+        self._values[_key_text(key)] = dict(value)
+
+    def _unusable(self, error: OSError) -> DeepthinError:
+        why = error.strerror or error
+        return DeepthinError(f"{self.path}: timings cannot be kept there ({why}); name another file that can be written")
+
+    def _append(self, line: bytes) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
         try:
@@ -69,7 +85,6 @@ class MeasurementStore:
             os.fsync(handle)
         finally:
             os.close(handle)
-        self._values[_key_text(key)] = dict(value)
 
     def _refresh(self) -> None:
         """Read the complete lines that were added since the last look."""

@@ -37,7 +37,8 @@ def test_a_table_names_who_could_not_take_part(capsys: pytest.CaptureFixture[str
     [
         (["--against", "vllm"], "'vllm' is unknown; use one or more of llama.cpp, onnxruntime"),
         (["--prompt", "0", "--gen", "0"], "nothing to time"),
-        (["--threads", "0"], "'0' is below 1"),
+        (["--threads", "0"], "argument --threads: 0 is outside 1 to"),
+        (["--depth", "1048576", "--prompt", "1048576", "--threads", "100000000000"], "is outside 1 to"),
     ],
 )
 def test_requests_that_make_no_sense(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,6 +54,55 @@ def test_exports_that_are_refused(
     assert (tmp_path / "taken.txt").read_text() == "mine"
 
 
+@pytest.mark.parametrize("command", [["export", TINY], ["search"]])
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("file", "is a file, but a folder is needed; name one that does not exist yet"),
+        ("file/below", "is a file, but a folder is needed; name one that does not exist yet"),
+        ("foreign", "is not empty and no"),
+    ],
+)
+def test_an_unusable_out_exits_1_before_anything_slow(
+    command: list[str],
+    name: str,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def slow(*_: object, **__: object) -> None:
+        pytest.fail("something slow was done first")
+
+    monkeypatch.setattr("deepthin.engine.model.random_model", slow)
+    monkeypatch.setattr("deepthin.profiles.machine.machine_record", slow)
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "taken.txt").write_text("mine")
+    assert main([*command, "--out", str(tmp_path / name)]) == 1
+    error = capsys.readouterr().err
+    assert f"--out {tmp_path / name}: " in error
+    assert says in error
+
+
+def test_a_bundle_in_the_way_names_the_option(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", TINY, "--out", str(bundle)]) == 1
+    assert "name another folder, or replace it with --overwrite" in capsys.readouterr().err
+
+
+def test_what_quant_does_not_reach_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", TINY, "--out", str(tmp_path / "b"), "--to", "hf,onnx", "--quant", "q4_0,f16", "--quiet"]) == 0
+    text = capsys.readouterr().out
+    assert "hf holds f32 weights, as --hf-dtype says; --quant applies to gguf and onnx" in text
+    assert "onnx has no files for f16" in text
+
+
+def test_verify_counts_what_ran_apart_from_what_was_compared(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(bundle), "--runtimes", "onnxruntime"]) == 0
+    text = capsys.readouterr().out
+    assert "pass: 5 models hold the weights of hf, and onnxruntime gives the logits of the reference when run on 2 of" in text
+
+
 def test_out_is_required(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", TINY]) == 2
     assert "required: --out" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from deepthin.cli.main import main
+from deepthin.engine.targets import Verdict
 
 TINY = "L=2,d=64,heads=4,kv=2,ff=96,vocab=96,tied"
 
@@ -56,6 +57,9 @@ def test_one_token_has_no_decode_rate(capsys: pytest.CaptureFixture[str]) -> Non
         (["-p", "hello"], 2, "has no tokenizer, so it takes no text"),
         (["--ids", "1,x"], 2, "'1,x' is no list of token ids"),
         (["--ids=-1"], 2, "holds a negative token id"),
+        (["--ids", "1,99999999999999999999999999"], 2, "token id 99999999999999999999999999 is outside the vocabulary of 96"),
+        (["--ids", "1,2", "-n", "4194304"], 2, "the most this engine caches; ask for fewer with -n"),
+        (["--ids", "1", "--context", "4194305"], 2, "4194305 is outside 1 to 4194304; try 2048"),
         (["--ids", "96"], 2, "token id 96 is outside the vocabulary of 96"),
         (["--ids", "1", "-n", "9", "--context", "4"], 2, "do not fit a context of 4"),
         (["--ids", "1", "-p", "x"], 2, "not allowed with argument"),
@@ -68,6 +72,21 @@ def test_prompts_that_do_not_fit(arguments: list[str], code: int, says: str, cap
     assert says in capsys.readouterr().err
 
 
-def test_an_architecture_the_engine_lacks_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", TINY + ",mlp=gelu", "--ids", "1"]) == 1
-    assert "gelu" in capsys.readouterr().err
+@pytest.mark.parametrize("command", [["generate", TINY, "--ids", "1"], ["bench", TINY]])
+def test_a_shape_the_engine_lacks_is_refused_before_weights_are_made(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def made(*_: object, **__: object) -> None:
+        pytest.fail("weights were made")
+
+    monkeypatch.setattr("deepthin.engine.targets.target_verdicts", lambda _: {"engine": Verdict(False, "the rule")})
+    monkeypatch.setattr("deepthin.engine.model.random_model", made)
+    assert main(command) == 1
+    assert "this engine does not run it (the rule)" in capsys.readouterr().err
+
+
+def test_progress_says_that_weights_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("deepthin.cli.progress.Progress.__call__", lambda _, message, *__: said.append(message))
+    assert main(["generate", TINY, "--ids", "1", "-n", "1", "--threads", "1"]) == 0
+    assert said[0] == "making random weights"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from deepthin.cli import inspect as inspect_command
+from deepthin.cli.arguments import usable_cpus
 from deepthin.cli.main import COMMANDS, main
 from deepthin.engine import errors
 
@@ -33,7 +34,17 @@ def run_python(*arguments: str, timeout: float = 60) -> subprocess.CompletedProc
         (["inspect", TINY, "--quant", "q9"], "argument --quant: invalid choice: 'q9'"),
         (["inspect", TINY, "--params", "many"], "'many' is not understood; write a count such as 30M"),
         (["inspect", TINY, "--context", "x"], "argument --context: 'x' is no whole number"),
-        (["inspect", TINY, "--context", "-1"], "argument --context: -1 is outside 0 to 16777216"),
+        (["inspect", TINY, "--context", "-1"], "argument --context: -1 is outside 0 to 4194304; try 2048"),
+        (["inspect", TINY, "--context", "4194305"], "4194305 is outside 0 to 4194304; try 2048, since this engine caches"),
+        (["inspect", TINY, "--layers", "2,0"], "argument --layers: 0 is outside 1 to 4096"),
+        (["inspect", TINY, "--params", "1e400"], "'1e400' is above 2^63"),
+        (["inspect", ""], "SOURCE is empty"),
+        (["inspect", TINY, "--config", ""], "'' names no file or folder"),
+        (["verify", ""], "argument DIR: '' names no file or folder"),
+        (["export", TINY, "--out", ""], "argument --out: '' names no file or folder"),
+        (["search", "--out", " "], "argument --out: ' ' names no file or folder"),
+        (["search", "--store", ""], "argument --store: '' names no file or folder"),
+        (["search", "--context", "4194304"], "4194304 is outside 0 to 4194303"),
         (["inspect", TINY, "--layer-us", "nan"], "argument --layer-us: nan is outside 0 to 1000000000.0"),
         (["inspect", TINY, "--bandwidth", "50GB/s"], "--bandwidth and --layer-us belong together"),
         (["inspect", TINY, "--conte", "5"], "unrecognized arguments: --conte 5"),
@@ -99,6 +110,46 @@ def test_whatever_escapes_ends_in_a_line(
     assert "Traceback" not in captured.err
 
 
+def test_a_file_the_system_refuses_is_named_with_what_to_try(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "some/file")
+
+    monkeypatch.setattr(inspect_command, "run", fail)
+    assert main(["inspect", TINY]) == 1
+    assert "error: some/file: Permission denied; check that it exists" in capsys.readouterr().err
+
+
+def test_too_many_threads_for_the_system_is_no_bug(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(inspect_command, "run", fail)
+    assert main(["inspect", TINY]) == 1
+    assert "the system starts no more threads; try a smaller --threads" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["generate", TINY, "--ids", "1"], ["bench", TINY], ["search"]])
+@pytest.mark.parametrize(
+    ("count", "says"), [("0", "0 is outside 1 to 12"), ("13", "13 is outside 1 to 12"), ("x", "'x' is no")]
+)
+def test_every_command_has_the_same_limit_of_threads(
+    command: list[str], count: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("deepthin.cli.arguments.usable_cpus", lambda: 3)
+    assert main([*command, "--threads", count]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.endswith("; 3 CPUs are usable here, so try --threads 3; see deepthin " + command[0] + " --help\n")
+
+
+def test_the_limit_of_threads_counts_cpus_as_the_engine_does() -> None:
+    from deepthin.engine.decoder import default_threads
+
+    assert usable_cpus() == default_threads()
+
+
 def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", "nothing", "--debug"]) == 2
     assert "Traceback" in capsys.readouterr().err
@@ -112,6 +163,9 @@ def test_help_names_commands_exit_codes_and_first_steps(capsys: pytest.CaptureFi
     for code in {e.exit_code for e in vars(errors).values() if isinstance(e, type) and issubclass(e, errors.DeepthinError)}:
         assert f"\n  {code}  " in text
     assert "deepthin search --params" in text
+    after = text.partition("common options, after the command:")[2]
+    for option in ("--json", "--config", "--quiet", "--debug"):
+        assert option in after
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -160,15 +214,58 @@ def test_hostile_files_end_in_one_line_within_a_second(content: bytes, tmp_path:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no pipe that breaks at once")
-def test_a_reader_that_leaves_early_gets_no_traceback() -> None:
+@pytest.mark.parametrize("arguments", [["smollm2-135m"], ["nonesuch", "--json"], ["--help"]])
+def test_a_reader_that_leaves_early_gets_no_traceback(arguments: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "deepthin", "inspect", "smollm2-135m"]
+    command = [sys.executable, "-m", "deepthin", "inspect", *arguments]
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     os.close(writer)
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr
     assert done.returncode == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no disk that is always full")
+@pytest.mark.parametrize(
+    "arguments",
+    [["inspect", TINY], ["inspect", TINY, "--json"], ["--help"], ["generate", TINY, "--ids", "1", "-n", "2", "--threads", "1"]],
+)
+def test_a_full_disk_is_told_in_one_line(arguments: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "deepthin", *arguments]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=300, check=False)
+    wanted = "deepthin: error: standard output cannot be written (No space left on device); make room there"
+    assert done.stderr.startswith(wanted)
+    assert len(done.stderr.splitlines()) == 1
+    assert done.returncode == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no shell that closes streams")
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["inspect", TINY], 0),
+        (["inspect", "nonesuch", "--json"], 2),
+        (["generate", TINY, "--ids", "1", "-n", "2", "--threads", "1"], 0),
+    ],
+)
+def test_closed_streams_stop_nothing(closed: str, arguments: list[str], code: int) -> None:
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "deepthin", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
+    assert "deepthin: error" not in done.stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no disk that is always full")
+def test_standard_error_that_cannot_be_written_keeps_the_exit_code() -> None:
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "deepthin", "inspect", "nonesuch", "--json"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["error"]["exit_code"] == 2
 
 
 def test_module_and_script_share_one_main() -> None:
@@ -187,6 +284,25 @@ def test_config_gives_defaults_and_flags_win(tmp_path: Path, capsys: pytest.Capt
     assert main(["inspect", TINY, "--config", str(path), "--context", "9", "--quant", "q8_0"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["context"], found["bytes"]["quant"]) == (9, "q8_0")
+
+
+@pytest.mark.parametrize("arguments", [["inspect", "nothing"], ["inspect", TINY, "--context", "x"]])
+def test_switches_from_a_config_hold_when_the_command_fails(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("json = true\ndebug = true\n")
+    assert main([*arguments, "--config", str(path)]) == 2
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["error"]["exit_code"] == 2
+    assert "Traceback" in captured.err
+
+
+def test_a_value_that_looks_like_a_switch_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "--", "--json"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "'--json' is no file" in captured.err
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,9 @@ import pytest
 
 from deepthin.cli.main import main
 from deepthin.engine.accounting import count_params
+from deepthin.engine.errors import DeepthinError
 from deepthin.engine.shape import Shape
+from deepthin.profiles.store import MeasurementStore
 
 SMALL = ["search", "--params", "400k", "--vocab", "512,1024", "--trials", "4", "--context", "16", "--quant", "q4_0,q8_0"]
 
@@ -75,6 +77,17 @@ def test_other_settings_in_the_same_folder_are_refused(folder: Path, capsys: pyt
     code = main([*SMALL, "--out", str(folder / "run"), "--seed", "5"])
     assert code == 2
     assert "other settings: seed 0, not 5" in capsys.readouterr().err
+
+
+def test_a_store_that_is_a_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--out", str(tmp_path / "run"), "--store", str(tmp_path)]) == 1
+    assert f"{tmp_path}: timings cannot be kept there (Is a directory); name another file" in capsys.readouterr().err
+
+
+def test_a_store_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(DeepthinError, match=r"file/below.*cannot be (kept|used)"):
+        MeasurementStore(tmp_path / "file" / "below").put({"a": 1}, {"b": 2})
 
 
 def test_a_budget_below_the_embedding_exits_3_with_the_way_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,6 +39,13 @@ def test_nonsense_counts_are_refused(text: str) -> None:
         parse_count(text)
 
 
+@pytest.mark.parametrize("text", ["1e400", "1e19", "9e9T"])
+def test_more_than_anything_holds_is_refused(text: str) -> None:
+    for parse, unit in ((parse_count, ""), (parse_bytes, "B"), (parse_bandwidth, "B/s")):
+        with pytest.raises(UsageError, match=r"above 2\^63"):
+            parse(text + unit)
+
+
 @pytest.mark.parametrize("text", ["90M", "MB", "3 apples"])
 def test_nonsense_bytes_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"write bytes such as 90MB"):
