@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from deepthin.cli.output import write_out
 from deepthin.engine.errors import FormatError, UsageError
 
 MAX_CONTEXT = 1 << 22  # positions the engine can cache
@@ -35,6 +36,10 @@ class Parser(argparse.ArgumentParser):
             UsageError: always.
         """
         raise UsageError(f"{message}; see {self.prog} --help")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print help or version as all output is printed; argparse itself passes over what cannot be written."""
+        write_out(message, end="")
 
 
 def argument(parse: Callable[[str], T]) -> Callable[[str], T]:

@@ -120,7 +120,6 @@ def _run(arguments: list[str], switches: _Switches) -> int:
     try:
         options = parser.parse_args(arguments)
     except SystemExit as stop:  # --help and --version
-        write_out("", end="")  # now, so that a full disk is told like any other failure
         return stop.code if isinstance(stop.code, int) else 0
     if module is None:
         write_error(parser.format_help())
