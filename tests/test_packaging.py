@@ -133,7 +133,8 @@ def test_the_test_command_of_the_readme_is_the_one_ci_runs() -> None:
     commands = shell_commands((ROOT / "README.md").read_text())
     (tests,) = [line for line in commands if "pytest" in line]
     run = tests.split("&&")[-1].strip()
-    assert run.removeprefix(".venv/bin/") in (ROOT / ".ci" / "run").read_text()
+    assert "./check" in (ROOT / ".ci" / "run").read_text()
+    assert run.removeprefix(".venv/bin/") in (ROOT / "check").read_text()
 
 
 def test_scripts_are_executable() -> None:

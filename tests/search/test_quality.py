@@ -166,5 +166,5 @@ def test_token_counts_without_meaning_are_refused(tokens: float) -> None:
 
 
 def test_unknown_formats_are_refused() -> None:
-    with pytest.raises(UsageError, match="q5_0"):
-        QualityModel().predict(SMOLLM2, "q5_0")
+    with pytest.raises(UsageError, match="q9_9"):
+        QualityModel().predict(SMOLLM2, "q9_9")
