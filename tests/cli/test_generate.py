@@ -44,6 +44,19 @@ def test_a_bare_shape_continues_ids_the_same_way_each_time(capsys: pytest.Captur
     assert [0 <= int(word) < 96 for word in first.split()] == [True] * 5
 
 
+@pytest.mark.parametrize("name", ["f32", "f16", "q8_0"])
+def test_the_cache_format_is_chosen_and_told(name: str, smollm2_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", str(smollm2_path), "-p", "The capital of France is", "-n", "4", "--kv", name, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["kv_format"] == name
+    assert found["text"].startswith(" Paris")
+
+
+def test_an_unknown_cache_format_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", TINY, "--ids", "1", "--kv", "q4_0"]) == 2
+    assert "argument --kv: invalid choice: 'q4_0'" in capsys.readouterr().err
+
+
 def test_one_token_has_no_decode_rate(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", TINY, "--ids", "1", "-n", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["decode_tok_s"] is None
