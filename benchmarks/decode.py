@@ -100,9 +100,9 @@ def measure(options: argparse.Namespace, arguments: Sequence[str]) -> list[dict[
     formats = [format_named(name).name for name in options.formats.split(",")]
     config = BenchConfig(
         threads=tuple(int(part) for part in options.threads.split(",")),
-        prompt=options.prompt,
-        gen=options.gen,
-        depth=options.depth,
+        prompt=(options.prompt,),
+        gen=(options.gen,),
+        depth=(options.depth,),
         against=(PEER,),
         repetitions=options.repetitions,
         budget_s=options.budget_s,

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepthin.cli.arguments import MAX_CONTEXT, add_source, listed, one_of, parse_threads, real, whole
+from deepthin.cli.arguments import MAX_CONTEXT, add_source, argument, one_of, parse_threads, real, whole
 from deepthin.cli.outcome import Outcome
 from deepthin.cli.progress import Progress
-from deepthin.cli.sizes import bytes_text
+from deepthin.cli.ranges import parse_ranges
+from deepthin.cli.sizes import bytes_text, seconds_text
 from deepthin.cli.source import open_source, require_runnable
-from deepthin.cli.table import table
+from deepthin.cli.table import markdown, table
 from deepthin.engine.errors import UnsupportedError, UsageError
 from deepthin.engine.formats import BODY_QUANTS
 from deepthin.engine.kv_cache import CACHE_FORMATS
@@ -21,14 +23,20 @@ if TYPE_CHECKING:
     from deepthin.engine.model import Model
 
 PEERS = ("llama.cpp", "onnxruntime")
+FORMATS = ("table", "md", "json", "llama-bench")
+_MAX_TOKENS = 1 << 20
 EXAMPLES = """examples:
   deepthin bench model.gguf --against llama.cpp,onnxruntime
   deepthin bench model.gguf --quant q8_0 --threads 1,2,4 --gen 64 --prompt 0
   deepthin bench smollm2-135m --depth 1024              random weights in a known shape
   deepthin bench L=15,d=768,heads=12,kv=4,ff=2048,vocab=49152,tied --json
+  deepthin bench model.gguf -p 512 -n 128 -d 0,512,2048 -t 1-2 --format llama-bench
+  deepthin bench model.gguf -p 0 -n 0 --kernels         which kernel runs for each tensor; times nothing
+  deepthin bench model.gguf -p 0 -n 0 --layers          where the time of a token goes
 
-tg128 is 128 single-token steps, pp256 a prompt of 256 tokens, as in llama-bench. Runtimes take turns within each round; an
-interval wider than 3 % is measured again or flagged. The share is weight bytes per token x tok/s over the read bandwidth.
+tg128 is 128 single-token steps, pp256 a prompt of 256 tokens, as in llama-bench; lists (128,256) and ranges (0-4096+1024,
+128-2048*2) give one test each. Runtimes take turns within each round; an interval wider than 3 % is measured again or flagged.
+The share is weight bytes per token x tok/s over the read bandwidth.
 """
 
 
@@ -37,38 +45,57 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_source(parser)
     parser.add_argument("--quant", choices=BODY_QUANTS, help="convert the weights first (default: as stored, else q4_0)")
     parser.add_argument(
+        "--kv", choices=list(CACHE_FORMATS), default="f16", help="how the engine caches keys and values (default: %(default)s)"
+    )
+    parser.add_argument(
+        "-t",
         "--threads",
-        type=listed(parse_threads),
+        type=argument(_thread_counts),
         metavar="N,N,..",
         help="thread counts (default: every CPU this process may use)",
     )
     parser.add_argument(
-        "--prompt", type=whole(0, 1 << 20), default=256, metavar="N", help="prompt tokens; 0 leaves it out (256)"
+        "-p", "--prompt", type=_numbers(0), default=(256,), metavar="N,N,..", help="prompt tokens; 0 is no such test (256)"
     )
-    parser.add_argument("--gen", type=whole(0, 1 << 20), default=128, metavar="N", help="decoded tokens; 0 leaves it out (128)")
-    parser.add_argument("--depth", type=whole(0, 1 << 20), default=0, metavar="N", help="tokens cached before timing (0)")
     parser.add_argument(
-        "--kv", choices=list(CACHE_FORMATS), default="f16", help="how the engine caches keys and values (default: %(default)s)"
+        "-n", "--gen", type=_numbers(0), default=(128,), metavar="N,N,..", help="decoded tokens; 0 is no such test (128)"
+    )
+    parser.add_argument(
+        "-d", "--depth", type=_numbers(0), default=(0,), metavar="N,N,..", help="tokens cached before timing (0)"
     )
     parser.add_argument(
         "--against", type=one_of(*PEERS), default=[], metavar="R,R", help=f"peers to time too, of {','.join(PEERS)}"
     )
     parser.add_argument(
-        "--repetitions", type=whole(1, 1000), default=9, metavar="N", help="interleaved rounds (default: %(default)s)"
+        "-r", "--repetitions", type=whole(1, 1000), default=9, metavar="N", help="interleaved rounds (default: %(default)s)"
     )
     parser.add_argument(
         "--budget-s", type=real(0, 1e6), default=60.0, metavar="S", help="seconds a test may be repeated for (60)"
     )
     parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of random tokens and weights (default: 0)")
+    parser.add_argument("--kernels", action="store_true", help="print kernel, format and packed size of each tensor too")
+    parser.add_argument("--layers", action="store_true", help="time each block and product of our engine too")
+    parser.add_argument(
+        "-o",
+        "--format",
+        choices=FORMATS,
+        default="table",
+        help="md for Markdown, json as --json, llama-bench for the JSON of llama-bench -o json (default: table)",
+    )
 
 
 def run(options: argparse.Namespace, progress: Progress) -> Outcome:
     """Time SOURCE.
 
     Raises:
+        UsageError: llama-bench's format has no place for what is asked.
         DeepthinError: SOURCE cannot be read, or the engine cannot run it.
     """
-    if options.depth + max(options.prompt, options.gen) > MAX_CONTEXT:
+    if options.format == "llama-bench" and (options.kernels or options.layers or options.json):
+        other = "--json" if options.json else "--kernels" if options.kernels else "--layers"
+        raise UsageError(f"--format llama-bench has no place for {other}; leave one of them out")
+    options.json = options.json or options.format == "json"
+    if max(options.depth) + max(*options.prompt, *options.gen) > MAX_CONTEXT:
         raise UsageError(
             f"--depth with --prompt or --gen is over {MAX_CONTEXT} tokens, the most this engine caches; ask for less"
         )
@@ -82,15 +109,17 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
     from deepthin.profiles.bench import BenchConfig, bench
 
     config = BenchConfig(
-        threads=tuple(options.threads or (default_threads(),)),
+        threads=options.threads or (default_threads(),),
         prompt=options.prompt,
         gen=options.gen,
         depth=options.depth,
         against=tuple(options.against),
         repetitions=options.repetitions,
         budget_s=options.budget_s,
-        seed=options.seed,
         kv_format=options.kv,
+        seed=options.seed,
+        kernels=options.kernels,
+        layers=options.layers,
     )
     is_own_gguf = source.model is not None and options.quant is None and Path(options.source).is_file()
     body = bench(
@@ -100,7 +129,30 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
         writers={"llama.cpp": write_gguf, "onnxruntime": _write_onnx},
         progress=progress,
     )
-    return Outcome("bench", {"source": options.source, **body}, bench_text(body))
+    if options.format == "llama-bench":
+        from deepthin.profiles.llama_bench import llama_bench_rows
+        from deepthin.profiles.machine import machine_record
+
+        for result in body["results"]:
+            if result["status"] != "ran":
+                progress(f"{result['runtime']} {result['status']}: {result['why']}")
+        text = json.dumps(llama_bench_rows(body, machine_record(), options.source), indent=2, allow_nan=False)
+    else:
+        text = bench_text(body, markdown if options.format == "md" else _plain)
+    return Outcome("bench", {"source": options.source, **body}, text)
+
+
+def _thread_counts(text: str) -> tuple[int, ...]:
+    """Thread counts as llama-bench lists them, each one that makes sense here."""
+    return tuple(parse_threads(str(count)) for count in parse_ranges(text, low=0, high=1 << 40))
+
+
+def _numbers(low: int, high: int = _MAX_TOKENS) -> Callable[[str], tuple[int, ...]]:
+    return argument(lambda text: parse_ranges(text, low=low, high=high))
+
+
+def _plain(headers: Sequence[str], rows: Sequence[Sequence[object]], *, left: int) -> str:
+    return table(headers, rows, left=left)
 
 
 def _write_onnx(model: Model, path: Path) -> None:
@@ -120,8 +172,18 @@ def _write_onnx(model: Model, path: Path) -> None:
     write_onnx(model, path, accuracy_level=4)
 
 
-def bench_text(body: Mapping[str, Any]) -> str:
-    """One row per runtime, test and thread count, then who did not run, and the ceilings."""
+def bench_text(body: Mapping[str, Any], draw: Callable[..., str] = _plain) -> str:
+    """Results, who did not run, the ceilings, then kernels and layers where they were asked for; ``draw`` makes each table."""
+    parts = [f"{body['shape']['text']}, {body['quant']}"]
+    if body["results"]:
+        parts.append(_results_text(body, draw))
+    if "kernels" in body:
+        parts.append(_kernels_text(body["kernels"], draw))
+    parts += [_layers_text(entry, draw) for entry in body.get("layers", ())]
+    return "\n\n".join(parts) if draw is markdown or len(parts) > 2 else "\n".join(parts)
+
+
+def _results_text(body: Mapping[str, Any], draw: Callable[..., str]) -> str:
     rows, notes = [], []
     for result in body["results"]:
         if result["status"] != "ran":
@@ -129,7 +191,7 @@ def bench_text(body: Mapping[str, Any]) -> str:
                 f"{result['runtime']} {result['status']} ({result['test']}, {result['threads']} threads): {result['why']}"
             )
             continue
-        rate, share, ratio = result["tok_s"], result["roofline_share"], result["ratio_to_engine"]
+        rate, ratio = result["tok_s"], result["ratio_to_engine"]
         rows.append(
             (
                 result["runtime"],
@@ -138,16 +200,81 @@ def bench_text(body: Mapping[str, Any]) -> str:
                 f"{rate['median']:.1f}",
                 f"{rate['ci_low']:.1f}..{rate['ci_high']:.1f}",
                 "" if result["bytes_per_token"] is None else bytes_text(result["bytes_per_token"]),
-                "" if share is None else f"{share['median']:.0%}",
+                _share(result["roofline_share"]),
                 "" if ratio is None else f"{ratio['median']:.2f}",
                 ", ".join(result["flags"]),
             )
         )
     headers = ("runtime", "test", "threads", "tok/s", "interval", "bytes/token", "of ceiling", "x engine", "flags")
-    lines = [f"{body['shape']['text']}, {body['quant']}", table(headers, rows, left=2), *notes]
     for ceiling in body["bandwidth"]:
         rate = ceiling["bytes_per_s"]["median"]
-        lines.append(
+        notes.append(
             f"read bandwidth with {ceiling['threads']} threads over {bytes_text(ceiling['num_bytes'])}: {rate / 1e9:.1f} GB/s"
         )
-    return "\n".join(lines)
+    gap = "\n\n" if draw is markdown else "\n"
+    return gap.join([draw(headers, rows, left=2), "\n".join(notes)])
+
+
+def _kernels_text(found: Mapping[str, Any], draw: Callable[..., str]) -> str:
+    rows = [
+        (
+            group["role"],
+            group["product"],
+            group["decode_kernel"],
+            group["prefill_kernel"],
+            group["count"],
+            group["format"],
+            f"{group['rows']} x {group['cols']}",
+            bytes_text(group["packed_bytes"]),
+            f"{group['bits_per_weight']:.2f}",
+        )
+        for group in found["groups"]
+    ]
+    headers = ("role", "tensor", "kernel, decode", "kernel, prefill", "count", "format", "rows x cols", "packed", "bits/weight")
+    padding = found["packed_bytes"] / found["stored_bytes"] - 1
+    return "\n".join(
+        [
+            f"kernels for {found['simd']}, {found['lanes']} rows a tile; {bytes_text(found['packed_bytes'])} packed, "
+            f"{padding:+.1%} against the file's blocks",
+            *([""] if draw is markdown else []),
+            draw(headers, rows, left=4),
+        ]
+    )
+
+
+def _layers_text(entry: Mapping[str, Any], draw: Callable[..., str]) -> str:
+    token = entry["token_s"]["median"]
+    embedding = {"name": "embedding row", "seconds": entry["embed_s"], "bytes": 0, "roofline_share": None}
+    gap = [""] if draw is markdown else []
+    tables = []
+    for title, parts in (("block", [embedding, *entry["blocks"]]), ("operation", entry["operations"])):
+        rows = [
+            (
+                part["name"],
+                _time(part["seconds"]["median"]),
+                f"{_time(part['seconds']['ci_low'])}..{_time(part['seconds']['ci_high'])}",
+                f"{part['seconds']['median'] / token:.1%}",
+                bytes_text(part["bytes"]) if part["bytes"] else "",
+                _share(part["roofline_share"]),
+            )
+            for part in parts
+        ]
+        tables += [*gap, draw((title, "time", "interval", "of token", "weights", "of ceiling"), rows, left=1)]
+    flags = f"; {', '.join(entry['flags'])}" if entry["flags"] else ""
+    return "\n".join(
+        [
+            f"a token at depth {entry['depth']} with {entry['threads']} threads: {seconds_text(token)}; read bandwidth "
+            f"{entry['bytes_per_s']['median'] / 1e9:.1f} GB/s{flags}",
+            *tables,
+            *gap,
+            "an operation's time is what a token is shorter by without it; everything else is norms, attention, barriers",
+        ]
+    )
+
+
+def _share(share: Mapping[str, Any] | None) -> str:
+    return "" if share is None else f"{share['median']:.0%}"
+
+
+def _time(seconds: float) -> str:
+    return f"-{seconds_text(-seconds)}" if seconds < 0 else seconds_text(seconds)

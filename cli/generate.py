@@ -105,6 +105,7 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
         "text": text,
         "threads": threads,
         "simd": simd,
+        "kv_format": options.kv,
         "prefill_tok_s": measured([done.prefill_tok_s], "tok/s").to_json(),
         "decode_tok_s": None if rate is None else measured([rate], "tok/s").to_json(),
     }

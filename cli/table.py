@@ -18,3 +18,10 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, left: int
         return (indent + "  ".join(parts)).rstrip()
 
     return "\n".join([line(cells[0]), indent + "  ".join("-" * width for width in widths), *map(line, cells[1:])])
+
+
+def markdown(headers: Sequence[str], rows: Iterable[Sequence[object]], *, left: int = 1) -> str:
+    """The same as a Markdown table."""
+    cells = [list(headers), *([str(cell).replace("|", "\\|") for cell in row] for row in rows)]
+    rule = ["---" if column < left else "---:" for column in range(len(headers))]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (cells[0], rule, *cells[1:]))

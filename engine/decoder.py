@@ -205,7 +205,8 @@ class Decoder:
     def without(self, products: Collection[str]) -> Iterator[None]:
         """Leave ``products`` (``attn_q`` ... ``ffn_down`` of all blocks, ``output``) out of every token, to see what they cost.
 
-        Their rows keep what the buffers held, so whatever is decoded meanwhile, and cached, is meaningless.
+        Their rows keep what the buffers held, so whatever is decoded meanwhile, and cached, is meaningless. A gate and what it
+        gates are computed together and left out together.
 
         Raises:
             UsageError: the shape has no such product.
@@ -215,7 +216,9 @@ class Decoder:
         unknown = sorted(set(products) - {*names, "output"} | set(products) & {""})
         if unknown:
             raise UsageError(f"product {unknown[0]!r} is none of this shape's: {', '.join(filter(None, names))}, output")
-        rows = [block * len(names) + i for block in range(plan.num_blocks) for i, name in enumerate(names) if name in products]
+        inner = {"ffn_gate", "ffn_up"}
+        left_out = set(products) | (inner if inner & set(products) else set())
+        rows = [block * len(names) + i for block in range(plan.num_blocks) for i, name in enumerate(names) if name in left_out]
         rows += [len(plan.ops) - 1] if "output" in products else []
         tiles = plan.ops[rows, 3]
         plan.ops[rows, 3] = 0

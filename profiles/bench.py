@@ -1,7 +1,7 @@
 """Tokens per second of the engine and of peers on the same weights, interleaved; what ``deepthin bench`` prints.
 
 ``pp256`` and ``tg128`` mean what they mean in llama-bench: a prompt of random tokens into an empty cache, and single-token
-steps of random tokens, nothing tokenised or sampled, after ``depth`` untimed tokens.
+steps of random tokens, nothing tokenised or sampled, after ``depth`` untimed tokens. Lists give one test per combination.
 
 Before timing, each peer's logits along the engine's greedy text must be those of the same model.
 A speed stands beside its ceiling: weight bytes per token x tok/s over the measured read bandwidth for as many bytes.
@@ -10,13 +10,15 @@ A speed stands beside its ceiling: weight bytes per token x tok/s over the measu
 from __future__ import annotations
 
 import itertools
+import math
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +27,8 @@ from deepthin.engine.errors import PeerError, PeerMissingError, UnsupportedError
 from deepthin.engine.model import Model
 from deepthin.engine.tensors import tensor_specs
 from deepthin.profiles.contestants import Contestant, Engine, Peer, agreement, peer_kind
+from deepthin.profiles.kernel_report import kernel_report
+from deepthin.profiles.layer_times import LAYER_TOKENS, layer_times
 from deepthin.profiles.protocol import Instruments, Rule, Session, Subject, measure
 from deepthin.profiles.statistics import measured, median
 
@@ -37,59 +41,87 @@ _CEILING_PASSES = 5
 _MIN_CEILING_BYTES = 1 << 20
 
 
+class BenchTest(NamedTuple):
+    """One thing to time.
+
+    Attributes:
+        name: ``pp256`` or ``tg128``, with ``@d512`` at a depth, as in llama-bench.
+        method: of the contestants, ``prompt`` or ``decode``.
+        tokens: timed.
+        depth: cached before.
+    """
+
+    name: str
+    method: str
+    tokens: int
+    depth: int
+
+
 @dataclass(frozen=True, slots=True)
 class BenchConfig:
     """What to time.
 
     Attributes:
         threads: one bench per entry.
-        prompt: tokens of the prompt test, 0 leaves it out.
-        gen: tokens of the decode test, 0 leaves it out.
-        depth: tokens cached before either, untimed.
+        prompt: tokens of each prompt test, 0 is none.
+        gen: tokens of each decode test, 0 is none.
+        depth: tokens cached before either, untimed; all tests at each depth.
         against: peers, by name.
         repetitions: interleaved rounds of one batch.
         budget_s: seconds per test and thread count for further batches while an interval is wider than 3 %.
         seed: of the random tokens.
         kv_format: how the engine caches keys and values; f16 is what llama.cpp does unless told.
+        kernels: also say which kernel runs for each tensor.
+        layers: also time each block and product of our own engine, at each depth.
 
     Raises:
         UsageError: a number out of range, an unknown peer, or nothing to time.
     """
 
     threads: tuple[int, ...]
-    prompt: int = 256
-    gen: int = 128
-    depth: int = 0
+    prompt: tuple[int, ...] = (256,)
+    gen: tuple[int, ...] = (128,)
+    depth: tuple[int, ...] = (0,)
     against: tuple[str, ...] = ()
     repetitions: int = 9
     budget_s: float = 60.0
     seed: int = 0
     kv_format: str = "f16"
+    kernels: bool = False
+    layers: bool = False
 
     def __post_init__(self) -> None:
         """Check everything before anything is loaded."""
         for name in self.against:
             peer_kind(name)
-        low = {"prompt": 0, "gen": 0, "depth": 0, "repetitions": 1}
-        for name, least in low.items():
-            if getattr(self, name) < least:
-                raise UsageError(f"bench: {name} is {getattr(self, name)}, but at least {least} is needed")
+        low = {"prompt": self.prompt, "gen": self.gen, "depth": self.depth}
+        for name, counts in low.items():
+            if any(count < 0 for count in counts):
+                raise UsageError(f"bench: {name} is {min(counts)}, but at least 0 is needed")
+        if self.repetitions < 1:
+            raise UsageError(f"bench: repetitions is {self.repetitions}, but at least 1 is needed")
+        if not self.depth:
+            raise UsageError("bench: depth is empty, but at least one number is needed; 0 is an empty cache")
         if not self.threads or min(self.threads) < 1:
             raise UsageError(f"bench: threads is {list(self.threads)}, but thread counts of at least 1 are needed")
-        if self.prompt + self.gen == 0:
+        if not self.tests and not self.kernels and not self.layers:
             raise UsageError("bench: prompt and gen are both 0, so there is nothing to time; give --prompt or --gen a number")
 
     @property
     def context(self) -> int:
         """Cached tokens to make room for."""
-        return max(self.depth + max(self.prompt, self.gen), _CHECKED_TOKENS)
+        tokens = max(*self.prompt, *self.gen, LAYER_TOKENS if self.layers else 0, 0, 0)
+        return max(max(self.depth) + tokens, _CHECKED_TOKENS)
 
     @property
-    def tests(self) -> list[tuple[str, str, int]]:
-        """Name, method and tokens of each test; the name gains ``@d512`` at a depth, as in llama-bench."""
-        suffix = f"@d{self.depth}" if self.depth else ""
-        every = [(f"pp{self.prompt}{suffix}", "prompt", self.prompt), (f"tg{self.gen}{suffix}", "decode", self.gen)]
-        return [test for test in every if test[2]]
+    def tests(self) -> list[BenchTest]:
+        """Every test, in llama-bench's order."""
+        found = []
+        for depth in self.depth:
+            suffix = f"@d{depth}" if depth else ""
+            found += [BenchTest(f"pp{count}{suffix}", "prompt", count, depth) for count in self.prompt if count]
+            found += [BenchTest(f"tg{count}{suffix}", "decode", count, depth) for count in self.gen if count]
+        return list(dict.fromkeys(found))
 
 
 def bench(
@@ -113,12 +145,15 @@ def bench(
         strict: raise when a peer disagrees, instead of noting it and timing the others.
 
     Returns:
-        The body of the ``bench`` document: ``model``, ``shape``, ``quant``, ``config``, ``results`` (one row per runtime, test
-        and thread count), ``agreement`` (logits of each peer against ours, checked before timing), ``bandwidth`` (one per
-        thread count) and ``sessions`` (how measuring went). A row has ``runtime``, ``test``, ``threads``, ``quant`` and
-        ``status``: "skipped" (not installed) or "failed" with ``why``, or "ran" with ``runtime_version``, ``tok_s``,
-        ``bytes_per_token`` (of weights; None for onnxruntime), ``roofline_share`` (of the measured read bandwidth; decode
-        only), ``ratio_to_engine`` (peers only: their tok/s over ours) and ``flags``.
+        The body of the ``bench`` document: ``model``, ``model_bytes``, ``model_params`` (all tensors as stored), ``shape``,
+        ``quant``, ``config``, ``results`` (one row per runtime, test and thread count), ``agreement`` (logits of each peer
+        against ours, checked before timing), ``bandwidth`` (one per decode test and thread count) and ``sessions`` (how
+        measuring went); where asked for ``kernels`` (:func:`kernel_report`) and ``layers`` (:func:`layer_times`, one per
+        thread count and depth). A row has ``runtime``, ``test``, ``threads``, ``quant`` and ``status``: "skipped" (not
+        installed) or "failed" with ``why``, or "ran" with ``runtime_version``, ``n_prompt``, ``n_gen``, ``n_depth``,
+        ``test_time`` (UTC, when it began), ``tok_s``, ``bytes_per_token`` (of weights; None for onnxruntime),
+        ``roofline_share`` (of the measured read bandwidth; decode only), ``ratio_to_engine`` (peers only: their tok/s over
+        ours) and ``flags``.
 
     Raises:
         UnsupportedError: the engine cannot run the model.
@@ -129,13 +164,16 @@ def bench(
     files = dict(files or {})
     document: dict[str, Any] = {
         "model": model.name,
+        "model_bytes": model.num_bytes,
+        "model_params": sum(math.prod(tensor.dims) for tensor in model.tensors.values()),
         "shape": model.shape.to_json(),
         "quant": body_quant(model),
         "config": {
             "threads": list(config.threads),
-            "prompt": config.prompt,
-            "gen": config.gen,
-            "depth": config.depth,
+            "prompt": list(config.prompt),
+            "gen": list(config.gen),
+            "depth": list(config.depth),
+            "kv_format": config.kv_format,
             "repetitions": config.repetitions,
             "seed": config.seed,
         },
@@ -144,14 +182,22 @@ def bench(
         "bandwidth": [],
         "sessions": [],
     }
+    if config.kernels:
+        document["kernels"] = kernel_report(model)
+    if config.layers:
+        document["layers"] = []
+    if not config.tests and not config.layers:
+        return document
     with tempfile.TemporaryDirectory(prefix="deepthin-bench-") as folder:
         unavailable = _write_missing(model, config, files, writers or {}, Path(folder), say)
         for threads in config.threads:
             run = _Run(model, config, threads, document, say)
             with ExitStack() as stack:
-                run.start(stack, files, unavailable, strict=strict)
-                for name, method, tokens in config.tests:
-                    run.time(name, method, tokens)
+                engine = run.start(stack, files, unavailable, strict=strict)
+                for test in config.tests:
+                    run.time(test)
+                for depth in config.depth if config.layers else ():
+                    run.time_layers(engine, depth)
     return document
 
 
@@ -207,8 +253,8 @@ class _Run:
         self.contestants: dict[str, Contestant] = {}
         self.bytes_per_token: dict[str, int] = {}
 
-    def start(self, stack: ExitStack, files: Mapping[str, Path], unavailable: Mapping[str, str], *, strict: bool) -> None:
-        """Load everyone, check that all compute the same model, and note who cannot take part."""
+    def start(self, stack: ExitStack, files: Mapping[str, Path], unavailable: Mapping[str, str], *, strict: bool) -> Engine:
+        """Load everyone, check that all compute the same model, and note who cannot take part; returns our engine."""
         self.say(f"loading the engine, {self.threads} threads")
         engine = stack.enter_context(closing(Engine(self.model, self.threads, self.config.context, self.config.kv_format)))
         self.contestants[ENGINE] = engine
@@ -243,41 +289,66 @@ class _Run:
             self.contestants[name] = peer
             if name == "llama.cpp":  # it reads the file's blocks; what onnxruntime makes of them we do not know
                 self.bytes_per_token[name] = stored_bytes_per_token(self.model)
+        return engine
 
-    def time(self, test: str, method: str, tokens: int) -> None:
+    def time(self, test: BenchTest) -> None:
         """Time one test of all contestants in interleaved rounds and add their rows."""
-        self.say(f"timing {test}, {self.threads} threads: {', '.join(self.contestants)}")
-        subjects: dict[str, Subject] = {name: self._subject(one, method, tokens) for name, one in self.contestants.items()}
-        if method == "decode":
+        self.say(f"timing {test.name}, {self.threads} threads: {', '.join(self.contestants)}")
+        began = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        subjects: dict[str, Subject] = {name: self._subject(one, test) for name, one in self.contestants.items()}
+        if test.method == "decode":
             subjects[_CEILING] = self._ceiling
-        rule = Rule(rounds=self.config.repetitions, budget_s=self.config.budget_s, settle_s=_SETTLE_S)
         pids = [one.pid for one in self.contestants.values() if one.pid is not None]
-        session = measure(subjects, rule, gates=("seconds",), instruments=Instruments.with_peers(pids), progress=self.say)
-        self.document["sessions"].append({"test": test, "threads": self.threads, **session.state_json()})
-        if method == "decode":
+        session = measure(subjects, self._rule, gates=("seconds",), instruments=Instruments.with_peers(pids), progress=self.say)
+        self.document["sessions"].append({"test": test.name, "threads": self.threads, **session.state_json()})
+        if test.method == "decode":
             bandwidth = session.measured(_CEILING, "bytes_per_s", "bytes/s").to_json()
-            entry = {"threads": self.threads, "num_bytes": self._ceiling_bytes, "bytes_per_s": bandwidth}
+            entry = {"test": test.name, "threads": self.threads, "num_bytes": self._ceiling_bytes, "bytes_per_s": bandwidth}
             self.document["bandwidth"].append(entry)
         for name in list(self.contestants):
             if name in session.failures:
-                self._note(name, "failed", session.failures[name], (test,))
+                self._note(name, "failed", session.failures[name], (test.name,))
                 del self.contestants[name]
             else:
-                self.document["results"].append(self._row(session, name, test, method, tokens))
+                self.document["results"].append(self._row(session, name, test, began))
 
-    def _row(self, session: Session, name: str, test: str, method: str, tokens: int) -> dict[str, Any]:
+    def time_layers(self, engine: Engine, depth: int) -> None:
+        """Time the parts of our own engine's token at ``depth``."""
+        self.say(f"timing layers at depth {depth}, {self.threads} threads")
+        self.document["layers"].append(
+            layer_times(
+                engine,
+                self.model,
+                threads=self.threads,
+                depth=depth,
+                rule=self._rule,
+                ceiling=self._ceiling,
+                draw=lambda seed, count: _random_ids(self.config.seed + seed, self.model.shape.vocab_size, count),
+                progress=self.say,
+            )
+        )
+
+    @property
+    def _rule(self) -> Rule:
+        return Rule(rounds=self.config.repetitions, budget_s=self.config.budget_s, settle_s=_SETTLE_S)
+
+    def _row(self, session: Session, name: str, test: BenchTest, began: str) -> dict[str, Any]:
         num_bytes = self.bytes_per_token.get(name)
         share = None
-        if method == "decode" and num_bytes is not None:
+        if test.method == "decode" and num_bytes is not None:
             seconds, ceiling = session.samples[name]["seconds"], session.samples[_CEILING]["bytes_per_s"]
             pairs = zip(seconds, ceiling, strict=True)
-            share = measured([num_bytes * tokens / s / rate for s, rate in pairs], "ratio").to_json()
+            share = measured([num_bytes * test.tokens / s / rate for s, rate in pairs], "ratio").to_json()
         ratio = None if name == ENGINE else session.speed_ratio(name, ENGINE, "seconds").to_json()
         return {
-            **self._label(name, test),
+            **self._label(name, test.name),
             "runtime_version": self.contestants[name].version,
             "status": "ran",
-            "tok_s": session.rate(name, "seconds", tokens, "tok/s").to_json(),
+            "n_prompt": test.tokens if test.method == "prompt" else 0,
+            "n_gen": test.tokens if test.method == "decode" else 0,
+            "n_depth": test.depth,
+            "test_time": began,
+            "tok_s": session.rate(name, "seconds", test.tokens, "tok/s").to_json(),
             "bytes_per_token": num_bytes,
             "roofline_share": share,
             "ratio_to_engine": ratio,
@@ -286,19 +357,19 @@ class _Run:
 
     def _note(self, name: str, status: str, why: str, tests: Sequence[str] | None = None) -> None:
         """Rows of a contestant without times."""
-        for test in [name for name, _, _ in self.config.tests] if tests is None else tests:
+        for test in [test.name for test in self.config.tests] if tests is None else tests:
             self.document["results"].append({**self._label(name, test), "status": status, "why": why})
 
     def _label(self, name: str, test: str) -> dict[str, Any]:
         return {"runtime": name, "test": test, "threads": self.threads, "quant": self.document["quant"]}
 
-    def _subject(self, contestant: Contestant, method: str, tokens: int) -> Subject:
-        vocab, depth = self.model.shape.vocab_size, self.config.depth
+    def _subject(self, contestant: Contestant, test: BenchTest) -> Subject:
+        vocab, depth = self.model.shape.vocab_size, test.depth
         seeds = itertools.count(self.config.seed + 1)
 
         def run() -> Mapping[str, float]:
-            ids = _random_ids(next(seeds), vocab, depth + tokens)
-            take = contestant.prompt if method == "prompt" else contestant.decode
+            ids = _random_ids(next(seeds), vocab, depth + test.tokens)
+            take = contestant.prompt if test.method == "prompt" else contestant.decode
             return {"seconds": take(ids[depth:], ids[:depth])}
 
         return run

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from deepthin.engine.arrays import F32
+from deepthin.engine.arrays import F32, F64
 from deepthin.engine.child import Child
 from deepthin.engine.decoder import Decoder
 from deepthin.engine.errors import PeerError, UsageError
@@ -119,6 +120,26 @@ class Engine:
         while len(ids) < count:
             ids.append(int(self._decoder.step(ids[-1]).argmax()))
         return ids
+
+    def fill(self, ids: Sequence[int]) -> None:
+        """Cache ``ids``, so that positions up to their number may be decoded at."""
+        self._start(ids)
+
+    def parts(self, ids: Sequence[int], position: int) -> F64:
+        """Seconds f64 [tokens, blocks + 3] of each of ``ids``, decoded from ``position`` on: all, row, blocks, head."""
+        self._decoder.position = position
+        rows = []
+        for token in ids:
+            start = time.perf_counter()
+            self._decoder.step(token)
+            whole = time.perf_counter() - start
+            times = self._decoder.last_times()
+            rows.append(np.concatenate([[whole, times.embed_s], times.blocks_s, [times.head_s]]))
+        return np.stack(rows)
+
+    def without(self, products: Sequence[str]) -> AbstractContextManager[None]:
+        """Leave products out of every token meanwhile."""
+        return self._decoder.without(products)
 
     def close(self) -> None:
         """Stop the threads."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from deepthin.engine.jit import kernel
+from deepthin.engine.kernels.matvec_5bit import AHEAD
 from deepthin.engine.simd import (
     W,
     add_i32,
@@ -30,6 +31,7 @@ from deepthin.engine.simd import (
     load_u8,
     low_nibbles,
     mul,
+    prefetch,
     raised,
     splat,
     splat_byte,
@@ -58,6 +60,8 @@ def matvec_q4_k(out, out_at, arena, data_at, scale_at, cols, xq, q_at, xs, xn, s
             shifted = scaled
             for k in range(8):
                 p = data_at + (first * 8 + k) * 16 * W
+                for line in range(0, 16 * W, 64):
+                    prefetch(arena, p + AHEAD + line)
                 e = s_at + u * 8 + k
                 s0 = splat_i32(np.int32(0))
                 s1 = s0
@@ -88,6 +92,8 @@ def matvec_q5_k(out, out_at, arena, data_at, scale_at, cols, xq, q_at, xs, xn, s
             shifted = scaled
             for k in range(8):
                 p = data_at + (first * 8 + k) * 20 * W
+                for line in range(0, 20 * W, 64):
+                    prefetch(arena, p + AHEAD + line)
                 e = s_at + u * 8 + k
                 lower = load_bytes(arena, p + 16 * W)
                 upper = raised(lower)
@@ -123,6 +129,8 @@ def matvec_q6_k(out, out_at, arena, data_at, scale_at, cols, xq, q_at, xs, xn, s
             scaled = splat(np.float32(0))
             for k in range(8):
                 p = data_at + (first * 8 + k) * 24 * W
+                for line in range(0, 24 * W, 64):
+                    prefetch(arena, p + AHEAD + line)
                 e = s_at + u * 8 + k
                 plane0, plane1 = load_bytes(arena, p + 16 * W), load_bytes(arena, p + 20 * W)
                 raised0, raised1 = raised(plane0), raised(plane1)

@@ -26,6 +26,9 @@ from deepthin.engine.simd._ir import FLOAT, HALF, I8, I16, I32, I64, Vec, call, 
 from deepthin.engine.simd.vectors import f16_to_f32
 
 MAX_ROWS = 4
+# 8-bit codes are asked for this far ahead: a line of them holds so much work that the CPU's own guesses come late. Measured on
+# Zen 4, depth 4096: q8_0 9.4 -> 7.9 ms a token on one thread; f16 stays as it is, f32 becomes slower.
+AHEAD_BYTES = 4096
 CACHE_F32, CACHE_F16, CACHE_Q8_0 = range(3)
 
 
@@ -152,6 +155,8 @@ class Attend:
         def dots(g: Any, sums: list[Any]) -> list[Any]:
             """One group of four components of every row and tile."""
             at = [builder.add(start, builder.mul(g, ir.Constant(n, 4 * lanes))) for start in starts]
+            for a in at:
+                self._ask_ahead(context, builder, signature.args[2], keys, a)
             codes = [self._bytes(context, builder, signature.args[2], keys, a) for a in at]
             new = list(sums)
             for r in range(rows):
@@ -217,6 +222,9 @@ class Attend:
             at = builder.mul(builder.sdiv(p, ir.Constant(n, lanes)), tile)
             at = builder.add(at, builder.mul(builder.and_(p, ir.Constant(n, lanes - 1)), row_bytes))
             at = builder.add(value_at, at)
+            if kind == CACHE_Q8_0:
+                for line in range(0, columns * lanes, 64):
+                    self._ask_ahead(context, builder, signature.args[3], values, builder.add(at, ir.Constant(n, line)))
             loaded = [
                 self._load(context, builder, signature.args[3], values, builder.add(at, ir.Constant(n, c * lanes * size)), kind)
                 for c in range(columns)
@@ -250,6 +258,11 @@ class Attend:
         if kind == CACHE_Q8_0:
             return builder.sitofp(builder.sext(value, vector(I32, lanes)), v_f32)
         return builder.fpext(value, v_f32) if self.native else f16_to_f32(builder, value, lanes, special=True)
+
+    def _ask_ahead(self, context: Any, builder: Any, array_type: Any, array: Any, at: Any) -> None:
+        """Prefetch what follows ``at`` at a distance: perhaps the next chunk's, perhaps nothing of use; never faults."""
+        line = pointer(context, builder, array_type, array, builder.add(at, ir.Constant(at.type, AHEAD_BYTES)), I8)
+        call(builder, "llvm.prefetch.p0", ir.VoidType(), [line, *(ir.Constant(I32, k) for k in (0, 3, 1))])
 
     def _bytes(self, context: Any, builder: Any, array_type: Any, array: Any, at: Any) -> Any:
         return builder.load(pointer(context, builder, array_type, array, at, vector(I8, 4 * self.lanes)), align=1)

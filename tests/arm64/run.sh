@@ -63,6 +63,9 @@ while IFS='|' read -r name cpu part target simd features; do
     0 "$features" "$part" 1 "$features" "$part" > "$work/$name/proc/cpuinfo"
   export ARM64_CPU=$cpu ARM64_ROOT="$work/$name" DEEPTHIN_CACHE_DIR="$work/cache-$name" DEEPTHIN_SIMD=$simd
   tests="tests/engine/test_kernels.py tests/engine/test_cpu.py tests/engine/test_jit.py::test_a_waiter_parks_instead_of_burning_a_core"
+  for test in attention_equals_softmax_in_float64 nan_and_infinity_reach_the_result; do
+    tests+=" tests/engine/test_attention.py::test_$test"
+  done
   [[ $decoder != *" $name "* ]] || tests+=" tests/engine/test_decoder.py::test_logits_equal_the_reference"
   "$work/python" -c "$check" "$target" < /dev/null && "$work/python" -m pytest -q -p no:cacheprovider $tests < /dev/null \
     || failed+=" $name"

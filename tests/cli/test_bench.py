@@ -39,8 +39,50 @@ def test_a_table_names_who_could_not_take_part(capsys: pytest.CaptureFixture[str
         (["--prompt", "0", "--gen", "0"], "nothing to time"),
         (["--threads", "0"], "argument --threads: 0 is outside 1 to"),
         (["--depth", "1048576", "--prompt", "1048576", "--threads", "100000000000"], "is outside 1 to"),
+        (["-p", "8-4"], "holds no number"),
+        (["--format", "llama-bench", "--kernels"], "has no place for --kernels"),
+        (["--format", "llama-bench", "--json"], "has no place for --json"),
     ],
 )
 def test_requests_that_make_no_sense(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", TINY, *arguments]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_llama_bench_format_is_one_document_of_its_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--repetitions", "2", "-p", "4,8", "-n", "3", "-d", "0,5", "-t", "1", "--budget-s", "0", "-o", "llama-bench"]
+    assert main(["bench", TINY, "--against", "llama.cpp", *arguments, "--quiet"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    tests = [(4, 0, 0), (8, 0, 0), (0, 3, 0), (4, 0, 5), (8, 0, 5), (0, 3, 5)]
+    assert [(row["n_prompt"], row["n_gen"], row["n_depth"]) for row in rows[::2]] == tests
+    assert [row["build_commit"].split()[0] for row in rows] == ["deepthin", "llama.cpp"] * 6
+    for row in rows:
+        assert row["model_filename"] == TINY
+        assert len(row["samples_ns"]) == len(row["samples_ts"]) >= 2
+        assert row["model_size"] > 0
+
+
+def test_json_by_format_is_the_document_of_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", TINY, *QUICK, "--kernels", "--layers", "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["schema"] == "deepthin/bench/1"
+    assert found["kernels"]["groups"][0]["product"] == "attn_q"
+    assert [part["name"] for part in found["layers"][0]["blocks"]] == ["0", "1", "head"]
+    assert found["layers"][0]["token_s"]["unit"] == "s"
+
+
+def test_markdown_tables_of_kernels_and_layers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", TINY, *QUICK, "--kernels", "--layers", "-o", "md"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    starts = ("| deepthin | tg3 | 1 |", "| attention | attn_k | matvec.matvec_q4_0 |", "| embedding row |", "| q, k, v |")
+    for start in starts:
+        (row,) = [line for line in lines if line.startswith(start)]
+        header = next(line for line in reversed(lines[: lines.index(row)]) if line.startswith("| ---"))
+        assert row.count(" | ") == header.count(" | ")
+
+
+def test_kernels_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", TINY, "-p", "0", "-n", "0", "--kernels", "--quiet"]) == 0
+    text = capsys.readouterr().out
+    assert "tok/s" not in text
+    assert "rows.read_row" in text

@@ -45,6 +45,19 @@ def test_a_bare_shape_continues_ids_the_same_way_each_time(capsys: pytest.Captur
     assert [0 <= int(word) < 96 for word in first.split()] == [True] * 5
 
 
+@pytest.mark.parametrize("name", ["f32", "f16", "q8_0"])
+def test_the_cache_format_is_chosen_and_told(name: str, smollm2_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", str(smollm2_path), "-p", "The capital of France is", "-n", "4", "--kv", name, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["kv_format"] == name
+    assert found["text"].startswith(" Paris")
+
+
+def test_an_unknown_cache_format_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", TINY, "--ids", "1", "--kv", "q4_0"]) == 2
+    assert "argument --kv: invalid choice: 'q4_0'" in capsys.readouterr().err
+
+
 def test_one_token_has_no_decode_rate(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", TINY, "--ids", "1", "-n", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["decode_tok_s"] is None
@@ -90,3 +103,9 @@ def test_progress_says_that_weights_are_made(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("deepthin.cli.progress.Progress.__call__", lambda _, message, *__: said.append(message))
     assert main(["generate", TINY, "--ids", "1", "-n", "1", "--threads", "1"]) == 0
     assert said[0] == "making random weights"
+
+
+def test_a_shape_that_is_no_published_architecture_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    text = TINY + ",mlp=gelu,qk_norm,qkv_bias,share=2,nope=2,rope=yarn_4_32"
+    assert main(["generate", text, "--ids", "1", "-n", "2", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["token_ids"]) == 2

@@ -80,7 +80,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     def ceiling(threads: int, num_bytes: int, repetitions: int) -> F64:
         return np.full(repetitions, 2e6)
 
-    monkeypatch.setattr(module, "Engine", lambda model, threads, context: runtimes["deepthin"])
+    monkeypatch.setattr(module, "Engine", lambda *_: runtimes["deepthin"])
     monkeypatch.setattr(module, "Peer", peer)
     monkeypatch.setattr(module, "read_bandwidth", ceiling)
     monkeypatch.setattr(module, "_SETTLE_S", 0.0)
@@ -91,8 +91,8 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
 def config(**changes: Any) -> BenchConfig:
     options: dict[str, Any] = {
         "threads": (2,),
-        "prompt": 8,
-        "gen": 4,
+        "prompt": (8,),
+        "gen": (4,),
         "against": ("llama.cpp",),
         "repetitions": 6,
         "budget_s": 0.0,
@@ -125,13 +125,35 @@ def test_rates_ratios_and_shares_by_hand(model: Model, fakes: dict[str, Any]) ->
 
 
 def test_both_sides_are_asked_for_the_same_work_at_depth(model: Model, fakes: dict[str, Any]) -> None:
-    document = bench(model, config(depth=5), files={"llama.cpp": Path("any.gguf")})
+    document = bench(model, config(depth=(5,)), files={"llama.cpp": Path("any.gguf")})
     assert set(fakes["deepthin"].asked) == set(fakes["llama.cpp"].asked) == {("prompt", 8, 5), ("decode", 4, 5)}
     assert [row["test"] for row in rows(document, "deepthin")] == ["pp8@d5", "tg4@d5"]
 
 
+def test_lists_give_every_combination_in_llama_bench_order(model: Model, fakes: dict[str, Any]) -> None:
+    document = bench(model, config(against=(), prompt=(8, 0, 16), gen=(4, 4), depth=(0, 5)))
+    found = [(row["test"], row["n_prompt"], row["n_gen"], row["n_depth"]) for row in document["results"]]
+    assert found == [
+        ("pp8", 8, 0, 0),
+        ("pp16", 16, 0, 0),
+        ("tg4", 0, 4, 0),
+        ("pp8@d5", 8, 0, 5),
+        ("pp16@d5", 16, 0, 5),
+        ("tg4@d5", 0, 4, 5),
+    ]
+    assert [entry["test"] for entry in document["bandwidth"]] == ["tg4", "tg4@d5"]
+    assert config(prompt=(8, 16), depth=(0, 5)).context == 21
+
+
+def test_kernels_alone_load_and_time_nothing(model: Model, fakes: dict[str, Any]) -> None:
+    document = bench(model, config(prompt=(0,), gen=(0,), kernels=True))
+    assert (document["results"], document["sessions"]) == ([], [])
+    assert document["kernels"]["groups"]
+    assert fakes["deepthin"].asked == []
+
+
 def test_each_thread_count_is_a_bench_of_its_own(model: Model, fakes: dict[str, Any]) -> None:
-    document = bench(model, config(threads=(1, 2), prompt=0), files={"llama.cpp": Path("any.gguf")})
+    document = bench(model, config(threads=(1, 2), prompt=(0,)), files={"llama.cpp": Path("any.gguf")})
     assert [(row["runtime"], row["test"], row["threads"]) for row in document["results"]] == [
         ("deepthin", "tg4", 1),
         ("llama.cpp", "tg4", 1),
@@ -191,9 +213,10 @@ def test_a_peer_without_file_or_writer_is_a_usage_error(model: Model, fakes: dic
     [
         ({"threads": ()}, "threads"),
         ({"threads": (0,)}, "threads"),
-        ({"prompt": -1}, "prompt is -1"),
+        ({"prompt": (8, -1)}, "prompt is -1"),
+        ({"depth": ()}, "depth is empty"),
         ({"repetitions": 0}, "repetitions is 0"),
-        ({"prompt": 0, "gen": 0}, "nothing to time"),
+        ({"prompt": (0,), "gen": ()}, "nothing to time"),
         ({"against": ("vllm",)}, "'vllm' is unknown; bench against llama.cpp or onnxruntime"),
     ],
 )
@@ -231,7 +254,7 @@ def test_real_runtimes_agree_and_are_timed(quant: str) -> None:
     model = lively_model(tiny_shape("smollm_like"), quant=quant)
     document = bench(
         model,
-        config(against=("llama.cpp", "onnxruntime"), prompt=20, gen=3, depth=6, repetitions=2),
+        config(against=("llama.cpp", "onnxruntime"), prompt=(20,), gen=(3,), depth=(6,), repetitions=2),
         writers=WRITERS,
         strict=True,
     )

@@ -209,7 +209,7 @@ def test_working_set_is_the_whole_model_or_streams(layers: int, width: int, voca
     shape = Shape(num_layers=layers, hidden_size=width, num_heads=width // 32, intermediate_size=3 * width, vocab_size=vocab)
     chosen = working_set(shape, quant, context, CACHE)
     parts = count_bytes(shape, quant)
-    kv = 2 * width * context * 4
+    kv = 2 * width * context * 2  # f16, as accounting has it
     block = (parts.attention + parts.mlp) / layers + kv
     assert 1 <= chosen.num_blocks <= layers
     if chosen.name == "streamed":
@@ -218,6 +218,16 @@ def test_working_set_is_the_whole_model_or_streams(layers: int, width: int, voca
     else:
         assert chosen.num_blocks == layers
         assert layers * block + parts.embedding < STREAMED_CACHES * CACHE
+
+
+def test_cache_formats_are_measured_apart(tmp_path: Path) -> None:
+    keys = {name: costs(tmp_path, FakeMachine(), kv_format=name).keys(SMALL, "q4_0") for name in ("f32", "f16", "q8_0")}
+    assert len({str(key["block"]) for key in keys.values()}) == 3
+    assert {key["head"]["kv_format"] for key in keys.values()} == {"f32", "f16", "q8_0"}
+    sizes = [int(key["block"]["working_set"].split("x")[1].split("+")[0]) for key in keys.values()]
+    assert sizes[0] > sizes[1] > sizes[2]
+    with pytest.raises(UsageError, match="'f8' is no format of the key/value cache"):
+        costs(tmp_path, FakeMachine(), kv_format="f8")
 
 
 def test_an_unknown_cache_is_assumed_large(tmp_path: Path) -> None:
