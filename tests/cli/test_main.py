@@ -229,7 +229,12 @@ def test_a_reader_that_leaves_early_gets_no_traceback(arguments: list[str]) -> N
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no disk that is always full")
 @pytest.mark.parametrize(
     "arguments",
-    [["inspect", TINY], ["inspect", TINY, "--json"], ["--help"], ["generate", TINY, "--ids", "1", "-n", "2", "--threads", "1"]],
+    [
+        ["inspect", TINY],
+        ["inspect", TINY, "--json"],
+        ["--help"],
+        ["generate", TINY, "--ids", "1", "-n", "2", "--threads", "1", "--quiet"],
+    ],
 )
 def test_a_full_disk_is_told_in_one_line(arguments: list[str]) -> None:
     with open("/dev/full", "wb") as full:
