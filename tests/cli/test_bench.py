@@ -37,7 +37,7 @@ def test_a_table_names_who_could_not_take_part(capsys: pytest.CaptureFixture[str
     [
         (["--against", "vllm"], "'vllm' is unknown; use one or more of llama.cpp, onnxruntime"),
         (["--prompt", "0", "--gen", "0"], "nothing to time"),
-        (["--threads", "0"], "argument --threads: 0 is outside 1 to"),
+        (["--threads", "0"], "--threads: 0 is outside 1 to"),
         (["--depth", "1048576", "--prompt", "1048576", "--threads", "100000000000"], "is outside 1 to"),
         (["-p", "8-4"], "holds no number"),
         (["--format", "llama-bench", "--kernels"], "has no place for --kernels"),

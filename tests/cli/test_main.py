@@ -131,9 +131,7 @@ def test_too_many_threads_for_the_system_is_no_bug(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("command", [["generate", TINY, "--ids", "1"], ["bench", TINY], ["search"]])
-@pytest.mark.parametrize(
-    ("count", "says"), [("0", "0 is outside 1 to 12"), ("13", "13 is outside 1 to 12"), ("x", "'x' is no")]
-)
+@pytest.mark.parametrize(("count", "says"), [("0", "0 is outside 1 to 12"), ("13", "13 is outside 1 to 12")])
 def test_every_command_has_the_same_limit_of_threads(
     command: list[str], count: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
