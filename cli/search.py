@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from deepthin.search.config import SearchConfig
 
 PICKS = ("best_quality", "fastest_tied", "knee")
+LARGE_RESIDUAL = 0.1  # sums of parts this far from the whole model can reorder a front
 EXPORT_FOLDER = "export"
 EXAMPLES = """examples:
   deepthin search                                   30M parameters, on this machine, into ./run
@@ -28,10 +29,10 @@ EXAMPLES = """examples:
   deepthin search --bytes 90MB --quant q4_0,q8_0 --max-kv-mb 20 --context 2048
   deepthin search --config run.toml --json
 
-The budget counts the embedding and is never exceeded. Every shape that is proposed is timed here, about a second each; other
-work on the machine meanwhile spoils the times, and is flagged. DIR holds everything: config.json, journal, measurements,
-front.json and export/. The same command again resumes or repeats a run without measuring anything twice; a new DIR
-measures anew, unless --store names the timings of an earlier run.
+The budget counts the embedding and is never exceeded. Every shape that is proposed is timed here, about a second each, up to
+three while other programs use the machine; their work spoils the times, and is flagged. DIR holds everything: config.json,
+journal, measurements, front.json and export/. The same command again resumes or repeats a run without measuring anything
+twice; a new DIR measures anew, unless --store names the timings of an earlier run.
 """
 
 
@@ -157,9 +158,10 @@ def _residual_text(row: Mapping[str, Any]) -> str:
     """How well the sum of timed parts, which the search uses, agrees with running the whole model."""
     gap = row["residual"]
     noisy = " (noisy)" if row["flags"] else ""
+    large = "; treat times closer than that as equal" if abs(gap["median"]) > LARGE_RESIDUAL else ""
     return (
         f"Parts against the whole of {row['shape']} {row['quant']}: sum of parts {gap['median']:+.1%} "
-        f"({gap['ci_low']:+.1%} to {gap['ci_high']:+.1%}) off{noisy}."
+        f"({gap['ci_low']:+.1%} to {gap['ci_high']:+.1%}) off{noisy}{large}."
     )
 
 
