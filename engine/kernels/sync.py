@@ -23,7 +23,7 @@ from deepthin.engine.simd import (
 JOB, JOB_PARKED, STOP, ARRIVED, PHASE, PHASE_PARKED, HASTE = 0, 16, 32, 48, 64, 80, 96
 
 LOST_CORE = 4  # spin times after which a wait can only mean that a thread does not run
-HASTY_WAITS = 64  # about a third of a 30-layer token
+HASTY_WAITS = 64  # about two fifths of the waits of a 30-layer token
 
 
 def ctl_words(num_threads: int) -> int:
