@@ -75,9 +75,7 @@ sub = _v.sub
 sub_i32 = _v.sub_i32
 prefetch = _v.prefetch
 _attend = Attend(W, dot4_q8, Q8_BIAS, has_half_and_fma=has_half_and_fma())
-mix_one = _attend.mix_one
-mix_wide = _attend.mix_wide
-MIX_WIDE = _attend.wide
+mix_rows = _attend.mix_rows
 score_rows = _attend.score_rows
 with_high_bits = _v.with_high_bits
 
@@ -86,7 +84,6 @@ __all__ = [
     "CACHE_F32",
     "CACHE_Q8_0",
     "MAX_ROWS",
-    "MIX_WIDE",
     "Q8_BIAS",
     "W",
     "absolute",
@@ -116,8 +113,7 @@ __all__ = [
     "load_u8",
     "low_nibbles",
     "maximum",
-    "mix_one",
-    "mix_wide",
+    "mix_rows",
     "mul",
     "never_inline",
     "prefetch",
