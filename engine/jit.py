@@ -63,7 +63,7 @@ def kernel_cache_dir() -> Path | None:
 
 
 def kernel(function: F) -> F:
-    """Compile ``function`` without the GIL, bounds checks, reordering or reference counts, and keep the result across processes.
+    """Compile ``function`` without the GIL, bounds checks, reordering or reference counts; keep the result across processes.
 
     Kernels allocate nothing and their callers hold every array, so counting references is of no use; but the counters are
     atomic and shared, and each call of one kernel by another touched one per array (half the time of a small block).

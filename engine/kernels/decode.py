@@ -8,8 +8,8 @@ a block is quantised by the threads that computed it, so their shares of it are 
 
 A job may leave some of the threads out: each has a job counter of its own, and those left out sleep on.
 
-    N threads of this job   M tokens given now, at most ROWS   D hidden size   H, K query and key/value heads   E head dim   F MLP width
-    V vocabulary   P context padded to W   S widest row   Dp, Ep ...  padded to W   G = H / K
+    N threads of this job   M tokens given now, at most ROWS   D hidden size   H, K query and key/value heads   E head dim
+    F MLP width   V vocabulary   P context padded to W   S widest row   Dp, Ep ...  padded to W   G = H / K
     R rows of attention scratch, see ``attention.py``         B = E / 32 rounded up
 
 The plan, made by ``engine/plan.py``:

@@ -108,7 +108,8 @@ def test_an_unwritable_cache_folder_costs_time_only(tmp_path: Path, monkeypatch:
 def test_kernels_count_no_references(tmp_path: Path) -> None:
     """The counters are atomic and shared by all threads; each array handed to a kernel that is not inlined touched one."""
     program = (
-        "import numpy as np\nfrom deepthin.engine.jit import assembly\nfrom deepthin.engine.kernels.elementwise import head_norm\n"
+        "import numpy as np\nfrom deepthin.engine.jit import assembly\n"
+        "from deepthin.engine.kernels.elementwise import head_norm\n"
         "x = np.zeros(64, np.float32)\nhead_norm(x.copy(), 0, x, 0, x, 0, 64, np.float32(1))\nprint(assembly(head_norm))"
     )
     environment = {**os.environ, "DEEPTHIN_CACHE_DIR": str(tmp_path)}
