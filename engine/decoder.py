@@ -65,6 +65,7 @@ class Runner:
         value_tile = self.kv_format.value_tile_bytes(shape.head_dim, W)
         widest = -(-max(hidden, inner, q_size, 32) // 32) * 32
         scratch = max(threads, k.ROWS)
+        coded = scratch + k.ROWS  # rows of codes: of what enters a product, and of the inner values of an MLP
         self.vocab_padded = vocab
         rate = cycles_per_second()
         self.ints = np.zeros(k.NUM_INTS, np.int64)
@@ -88,6 +89,7 @@ class Runner:
             (k.CACHE_FORMAT, _CACHE_CODES[self.kv_format.name]),
             (k.KEY_TILE, key_tile),
             (k.VALUE_TILE, value_tile),
+            (k.ACTIVE, threads),
         ):
             self.ints[index] = value
         self.tokens = np.zeros(k.ROWS, np.int64)
@@ -101,15 +103,15 @@ class Runner:
         rows, blocks = max(attention.ROWS_TOGETHER, shape.num_heads // shape.num_kv_heads), -(-shape.head_dim // 32)
         part_row = int(attention.row_stride(shape.head_dim))
         chunk = int(attention.chunk_length(self.context))
-        score_room = max(MAX_ROWS * (1 + blocks) * chunk, attention.MAX_CHUNKS + _padded(shape.head_dim))
+        score_room = max(MAX_ROWS * (1 + blocks) * chunk, attention.MAX_CHUNKS + W)
         self.arrays: tuple[Any, ...] = (
             self.ctl, self.ints, np.float32(shape.rms_norm_eps), self.tokens, plan.ops, plan.arena, plan.norms,
             cosine, sine,
             _f32(k.ROWS * hidden), _f32(k.ROWS * (q_size + 2 * kv_size)),
             _f32(scratch * widest), _f32(k.ROWS * widest), _f32(k.ROWS * widest),
             self.logits, self.keys, self.values,
-            _f32(scratch * widest), aligned_bytes(scratch * widest).view(np.int8),
-            _f32(scratch * widest // 32), aligned_bytes(scratch * widest // 32 * 4).view(np.int32),
+            _f32(scratch * widest), aligned_bytes(coded * widest).view(np.int8),
+            _f32(coded * widest // 32), aligned_bytes(coded * widest // 32 * 4).view(np.int32),
             _f32((shape.num_heads + threads * rows) * part_row), _rows(threads, score_room, np.float32),
             _rows(threads, (rows + 1) * blocks * 32, np.float32), _rows(threads, (rows + 1) * blocks * 32, np.int8),
             _rows(threads, (rows + 1) * blocks, np.float32), _rows(threads, (rows + 1) * blocks, np.int32),
@@ -121,12 +123,12 @@ class Runner:
         ]
         for worker in self._workers:
             worker.start()
-        self._finalizer = weakref.finalize(self, _stop, self.ctl, self._workers)
+        self._finalizer = weakref.finalize(self, _stop, self.ctl, threads, self._workers)
 
     def run(self, num_tokens: int, position: int, logits: int) -> None:
         """Run ``self.tokens[:num_tokens]`` at ``position``; ``logits`` is one of the kernels' LOGITS_ values."""
         self.ints[k.NUM_TOKENS], self.ints[k.POSITION], self.ints[k.LOGITS] = num_tokens, position, logits
-        k.work(0, self.threads, *self.arrays)
+        k.work(0, *self.arrays)
 
     def fill_cache(self) -> None:
         """Make every cached key and value small and finite, so that their pages exist and reading them costs what it would."""
@@ -306,12 +308,12 @@ def _worker(tid: int, threads: int, arrays: tuple[Any, ...]) -> None:
             with contextlib.suppress(OSError):  # a container may forbid it; the threads then run where they are put
                 os.sched_setaffinity(0, {sorted(cpus)[tid]})
                 os.sched_setaffinity(0, cpus)
-    k.work(tid, threads, *arrays)
+    k.work(tid, *arrays)
 
 
-def _stop(ctl: Any, workers: list[threading.Thread]) -> None:
+def _stop(ctl: Any, threads: int, workers: list[threading.Thread]) -> None:
     if workers:
-        k.stop_workers(ctl)
+        k.stop_workers(ctl, threads)
         for worker in workers:
             worker.join()
 

@@ -27,7 +27,6 @@ from deepthin.engine.simd import (
     CACHE_F32,
     CACHE_Q8_0,
     MAX_ROWS,
-    MIX_WIDE,
     Q8_BIAS,
     W,
     add,
@@ -36,8 +35,7 @@ from deepthin.engine.simd import (
     load_f16,
     load_f32,
     maximum,
-    mix_one,
-    mix_wide,
+    mix_rows,
     mul,
     never_inline,
     reduce_add,
@@ -51,7 +49,7 @@ from deepthin.engine.simd import (
     sub,
 )
 
-MIN_CHUNK = 32  # positions; a multiple of every W
+MIN_CHUNK = 64  # positions; a multiple of every W
 MAX_CHUNKS = 16  # a multiple of every W
 ROWS_TOGETHER = 16  # query rows that pass over a chunk while it stays in the first cache
 
@@ -178,33 +176,37 @@ def soften(scores, at, count, parts, peak_at, sum_at):
 
 @kernel
 def attend(
-    parts, part_at, chunk, length, keys, key_at, key_tile, values, value_at, value_tile, fmt, count, head_dim,
+    parts, part_at, chunk, length, keys, key_at, key_tile, values, value_at, value_tile, fmt, count, group, head_dim,
     q, qi, qs, qn, row, rows, scores,
 ):  # fmt: skip
     """Leave what chunk number ``chunk`` contributes to query rows ``row`` .. ``row + rows - 1`` in ``parts``.
 
+    The rows are ``group`` to a token, of tokens that follow one another: the first sees ``count`` positions of the chunk, and
+    each later one a position more, up to ``length``. What some of them see is read once for up to MAX_ROWS rows.
+
     Shapes:
         parts   row after row from ``part_at`` on
         keys    u8, the chunk's first tile at byte ``key_at``, ``key_tile`` bytes a tile; values likewise
-        count   positions, at most ``length``; cached contents beyond them have no influence
+        count   at least 1; cached contents that a row does not see have no influence on it
         scores  f32 [MAX_ROWS * (1 + B) * length] scratch
     """
     never_inline()
     padded, blocks = (head_dim + W - 1) // W * W, (head_dim + 31) // 32
     stride = row_stride(head_dim)
-    tiles = (count + W - 1) // W
-    size = 4 if fmt == CACHE_F32 else (2 if fmt == CACHE_F16 else 1)
+    columns = padded // W
     scaled = MAX_ROWS * length
     done = 0
     while done < rows:
         now = min(rows - done, MAX_ROWS)
+        seen = min(length, count + done // group)  # by the first of these rows, which sees least
+        tiles = (min(length, count + (done + now - 1) // group) + W - 1) // W
         score_rows(
             scores, length, keys, key_at, key_tile, tiles, head_dim, q, qi, qs, qn, row + done, now, fmt
         )  # fmt: skip
         first = part_at + done * stride
         for r in range(now):
             peak_at = first + r * stride + chunk
-            soften(scores, r * length, count, parts, peak_at, peak_at + MAX_CHUNKS)
+            soften(scores, r * length, min(length, count + (done + r) // group), parts, peak_at, peak_at + MAX_CHUNKS)
         w_at, w_stride, block_stride = 0, length, 0
         if fmt == CACHE_Q8_0:
             w_at, w_stride, block_stride = scaled, blocks * length, length
@@ -216,20 +218,16 @@ def attend(
                         to = scaled + (r * blocks + b) * length + t * W
                         store_f32(scores, to, mul(load_f32(scores, r * length + t * W), d))
         to = first + 2 * MAX_CHUNKS + chunk * padded
-        c = 0
-        while c + MIX_WIDE * W <= padded:
-            mix_wide(
-                parts, to + c, stride, values, value_at + c * size, value_tile, padded * size, count,
-                scores, w_at + c // 32 * block_stride, w_stride, block_stride, now, fmt,
-            )  # fmt: skip
-            c += MIX_WIDE * W
-        while c < padded:
-            for r in range(now):
-                mix_one(
-                    parts, to + r * stride + c, stride, values, value_at + c * size, value_tile, padded * size, count,
-                    scores, w_at + r * w_stride + c // 32 * block_stride, w_stride, block_stride, 1, fmt,
+        mix_rows(
+            parts, to, stride, values, value_at, value_tile, 0, seen, columns, scores, w_at, w_stride, block_stride, now, fmt
+        )  # fmt: skip
+        for r in range(now):
+            more = min(length, count + (done + r) // group)
+            if more > seen:
+                mix_rows(
+                    parts, to + r * stride, stride, values, value_at, value_tile, seen, more, columns,
+                    scores, w_at + r * w_stride, w_stride, block_stride, 1, fmt,
                 )  # fmt: skip
-            c += W
         done += now
 
 
@@ -237,10 +235,20 @@ def attend(
 def combine(out, out_at, parts, part_at, chunks, head_dim, scratch):
     """Out = the attention of one query row: its ``chunks`` parts, weighted by exp(largest - largest of all), in order.
 
-    Shapes: out f32, E values written at ``out_at``; scratch f32 [MAX_CHUNKS + E padded].
+    Shapes: out f32, E values written at ``out_at``; scratch f32 [MAX_CHUNKS + W].
     """
     never_inline()
     padded = (head_dim + W - 1) // W * W
+    whole = head_dim // W * W
+    if chunks == 1:  # the general case to the bit: exp(0) is exactly 1
+        inverse = splat(np.float32(1) / parts[part_at + MAX_CHUNKS])
+        for e in range(0, whole, W):
+            store_f32(out, out_at + e, mul(load_f32(parts, part_at + 2 * MAX_CHUNKS + e), inverse))
+        if whole < head_dim:
+            store_f32(scratch, 0, mul(load_f32(parts, part_at + 2 * MAX_CHUNKS + whole), inverse))
+            for e in range(whole, head_dim):
+                out[out_at + e] = scratch[e - whole]
+        return
     for c in range(MAX_CHUNKS):
         scratch[c] = parts[part_at + c] if c < chunks else np.float32(-np.inf)
     top = load_f32(scratch, 0)
@@ -257,9 +265,12 @@ def combine(out, out_at, parts, part_at, chunks, head_dim, scratch):
         acc = splat(np.float32(0))
         for c in range(chunks):
             acc = fma(splat(scratch[c]), load_f32(parts, part_at + 2 * MAX_CHUNKS + c * padded + e), acc)
-        store_f32(scratch, MAX_CHUNKS + e, mul(acc, inverse))
-    for e in range(head_dim):
-        out[out_at + e] = scratch[MAX_CHUNKS + e]
+        if e < whole:
+            store_f32(out, out_at + e, mul(acc, inverse))
+        else:
+            store_f32(scratch, MAX_CHUNKS, mul(acc, inverse))
+    for e in range(whole, head_dim):
+        out[out_at + e] = scratch[MAX_CHUNKS + e - whole]
 
 
 @kernel
@@ -270,7 +281,7 @@ def attend_tokens(
 ):  # fmt: skip
     """Attention of the G heads of one key/value head for ``tokens`` tokens from ``position`` on, all of them cached already.
 
-    Chunks that every one of them sees whole are passed over by all their rows; the last ones by each token's alone.
+    Chunks that every one of them sees some of are passed over by all their rows; the last ones by each token's alone.
     """
     never_inline()
     stride = row_stride(head_dim)
@@ -283,12 +294,12 @@ def attend_tokens(
                 cosine, sine, table_at + m * table_step, head_dim, scale, fmt,
             )  # fmt: skip
     length = chunk_length(position + 1)
-    shared = (position + 1) // length if chunk_length(position + tokens) == length else 0
+    shared = (position + length) // length if chunk_length(position + tokens) == length else 0
     for c in range(shared):
         tile = c * length // W
         attend(
             parts, part_at, c, length, keys, key_at + tile * key_tile, key_tile, values, value_at + tile * value_tile,
-            value_tile, fmt, length, head_dim, q, qi, qs, qn, first_row, tokens * group, scores,
+            value_tile, fmt, position + 1 - c * length, group, head_dim, q, qi, qs, qn, first_row, tokens * group, scores,
         )  # fmt: skip
     for m in range(tokens):
         positions = position + m + 1
@@ -298,7 +309,7 @@ def attend_tokens(
             tile = c * length // W
             attend(
                 parts, part_at + m * group * stride, c, length, keys, key_at + tile * key_tile, key_tile, values,
-                value_at + tile * value_tile, value_tile, fmt, min(length, positions - c * length), head_dim,
+                value_at + tile * value_tile, value_tile, fmt, positions - c * length, group, head_dim,
                 q, qi, qs, qn, m * group, group, scores,
             )  # fmt: skip
         for g in range(group):

@@ -3,10 +3,13 @@
 Every thread runs :func:`run_tokens` with its own ``tid``. Rows of each product, and heads of attention, are split among threads
 in fixed ranges, columns never, so the bits do not depend on their number; nor on how many tokens go in together. One
 token needs five barriers a block: each thread normalises and quantises the token for itself, and the thread that attends to
-the newest position caches it. Several tokens are divided for that, at five barriers more.
+the newest position caches it. Several tokens are divided for that, at four barriers more. What goes into the last product of
+a block is quantised by the threads that computed it, so their shares of it are whole blocks of 32.
 
-    N threads   M tokens given now, at most ROWS   D hidden size   H, K query and key/value heads   E head dim   F MLP width
-    V vocabulary   P context padded to W   S widest row   Dp, Ep ...  padded to W   G = H / K
+A job may leave some of the threads out: each has a job counter of its own, and those left out sleep on.
+
+    N threads of this job   M tokens given now, at most ROWS   D hidden size   H, K query and key/value heads   E head dim
+    F MLP width   V vocabulary   P context padded to W   S widest row   Dp, Ep ...  padded to W   G = H / K
     R rows of attention scratch, see ``attention.py``         B = E / 32 rounded up
 
 The plan, made by ``engine/plan.py``:
@@ -37,17 +40,18 @@ from deepthin.engine.kernels.elementwise import add_rows, gelu, quantize, relu2,
 from deepthin.engine.kernels.matmul import matmul
 from deepthin.engine.kernels.matvec import Q8_0
 from deepthin.engine.kernels.rows import read_row
-from deepthin.engine.kernels.sync import JOB, JOB_PARKED, STOP, barrier, publish, wait_while
-from deepthin.engine.simd import W, atomic_load, read_cycles
+from deepthin.engine.kernels.sync import JOB, JOB_PARKED, STOP, barrier, publish, thread_word, wait_while
+from deepthin.engine.simd import W, atomic_exchange, atomic_load, read_cycles
 
 # indices into ``ints``
 NUM_BLOCKS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, VOCAB, CONTEXT = range(8)
 NUM_TOKENS, POSITION, LOGITS, SPIN, IDLE_SPIN, WIDEST = range(8, 14)
 MLP, QK_NORM, QKV_BIAS, NOPE_EVERY, RUNS = range(14, 19)
-CACHE_FORMAT, KEY_TILE, VALUE_TILE = range(19, 22)
-NUM_INTS = 22
+CACHE_FORMAT, KEY_TILE, VALUE_TILE, ACTIVE = range(19, 23)
+NUM_INTS = 23
 SWIGLU, GELU, RELU2 = range(3)  # ints[MLP], as MLP_KINDS of engine/shape.py has them
 ROWS = 32  # most tokens that go through the blocks together
+UNIT = 32 // W  # tiles whose rows are a block of 32
 LOGITS_NONE, LOGITS_LAST, LOGITS_ALL = range(3)
 Q, K, V, O, GATE, UP, DOWN = range(7)  # noqa: E741
 OPS_PER_BLOCK = 7
@@ -73,7 +77,8 @@ def run_tokens(
         mixed f32 [max(N, ROWS) * S]
         logits f32 [ROWS * Vp], or [Vp] for the last token only
         keys, values u8 [blocks * K * P / W tiles]
-        normed f32, xq i8 [max(N, ROWS) * S]     xs f32, xn i32 [max(N, ROWS) * (S / 32)]
+        normed f32 [max(N, ROWS) * S]
+        xq i8 [(max(N, ROWS) + ROWS) * S]     xs f32, xn i32 [(max(N, ROWS) + ROWS) * (S / 32)]
         parts f32 [(H + N R) * row]    all_scores f32 [N, scratch of attend and combine]
         all_q f32, all_qi i8 [N, (R + 1) * 32 B]   all_qs f32, all_qn i32 [N, (R + 1) * B]
         stamps i64 [blocks + 3] cycle counts
@@ -109,7 +114,8 @@ def run_tokens(
     m0, m1 = _split(count, tid, num_threads)
     n0, n1 = (0, 1) if alone else (m0, m1)
     rows, codes = base * wide, base * s_stride
-    unit0, unit1 = _split(kv_heads * (chunks if alone else bundles), tid, num_threads)
+    inner = max(num_threads, ROWS)  # first of the rows that hold the codes of the MLP's inner values
+    unit0, unit1 = _split(kv_heads * chunks, tid, num_threads)
     kv_unit0, kv_unit1 = _split(count * kv_heads, tid, num_threads)
 
     if tid == 0:
@@ -170,7 +176,7 @@ def run_tokens(
                 attend(
                     parts, h * group * part_row, c, length, keys, key_at + tile * key_tile, key_tile,
                     values, value_at + tile * value_tile, value_tile, cache_format,
-                    min(length, start + 1 - c * length), head_dim, q, qi, qs, qn, zero, group, scores,
+                    start + 1 - c * length, group, head_dim, q, qi, qs, qn, zero, group, scores,
                 )  # fmt: skip
             barrier(ctl, tid, num_threads, spin)
             for h in range(heads):
@@ -185,7 +191,7 @@ def run_tokens(
                     q, qi, qs, qn, scratch_rows,
                 )  # fmt: skip
             barrier(ctl, tid, num_threads, spin)
-            for unit in range(unit0, unit1):
+            for unit in range(tid, kv_heads * bundles, num_threads):  # in turns, since later tokens see more
                 m, h = unit // kv_heads * together, unit % kv_heads
                 from_, tile = m * qkv_stride + h * group * head_dim, (cache_at + h * context) // W
                 attend_tokens(
@@ -216,7 +222,9 @@ def run_tokens(
                 quantize(normed, rows + m * wide, hidden, xq, rows + m * wide, xs, xn, codes + m * s_stride)
         if not alone:
             barrier(ctl, tid, num_threads, spin)
-        t0, t1 = _split(ops[at + GATE, 3], tid, num_threads)
+        tiles = ops[at + GATE, 3]
+        t0, t1 = _split((tiles + UNIT - 1) // UNIT, tid, num_threads)
+        t0, t1 = min(t0 * UNIT, tiles), min(t1 * UNIT, tiles)
         matmul(
             gate, zero, wide, arena, ops, at + GATE, normed, rows, wide, xq, rows, wide, xs, xn, codes, s_stride, count, t0, t1
         )  # fmt: skip
@@ -231,16 +239,15 @@ def run_tokens(
                 relu2(gate, m * wide + t0 * W, m * wide + t1 * W)
             else:
                 gelu(gate, m * wide + t0 * W, m * wide + t1 * W)
+            if ops[at + DOWN, 0] >= Q8_0:
+                at_row, at_code = (inner + m) * wide + t0 * W, (inner + m) * s_stride + t0 // UNIT
+                quantize(gate, m * wide + t0 * W, (t1 - t0) * W, xq, at_row, xs, xn, at_code)
         barrier(ctl, tid, num_threads, spin)
 
-        if ops[at + DOWN, 0] >= Q8_0:
-            for m in range(n0, n1):
-                quantize(gate, m * wide, ints[INNER], xq, rows + m * wide, xs, xn, codes + m * s_stride)
-            if not alone:
-                barrier(ctl, tid, num_threads, spin)
         t0, t1 = _split(ops[at + DOWN, 3], tid, num_threads)
         matmul(
-            mixed, zero, wide, arena, ops, at + DOWN, gate, zero, wide, xq, rows, wide, xs, xn, codes, s_stride, count, t0, t1
+            mixed, zero, wide, arena, ops, at + DOWN,
+            gate, zero, wide, xq, inner * wide, wide, xs, xn, inner * s_stride, s_stride, count, t0, t1,
         )  # fmt: skip
         for m in range(count):
             add_rows(x, m * hidden_padded + t0 * W, mixed, m * wide + t0 * W, (t1 - t0) * W)
@@ -271,26 +278,37 @@ def run_tokens(
 
 
 @kernel
+def publish_job(ctl, tid):
+    """Tell thread ``tid`` that there is a job for it."""
+    job = thread_word(tid, JOB)
+    publish(ctl, job, thread_word(tid, JOB_PARKED), np.int32(atomic_load(ctl, job) + 1))
+
+
+@kernel
 def work(
-    tid, num_threads, ctl, ints, eps, tokens, ops, arena, norms, cosine, sine,
+    tid, ctl, ints, eps, tokens, ops, arena, norms, cosine, sine,
     x, qkv, mixed, gate, up, logits, keys, values,
     normed, xq, xs, xn, parts, all_scores, all_q, all_qi, all_qs, all_qn, stamps,
 ):  # fmt: skip
     """Thread 0 publishes one job, takes part and returns when all are done; the others run jobs until told to stop.
 
-    One function for both roles, because Numba would compile the whole of :func:`run_tokens` again for a second one.
+    A job is for threads 0 .. ``ints[ACTIVE]`` - 1. One function for both roles, because Numba would compile the whole of
+    :func:`run_tokens` again for a second one.
     """
     seen = np.int32(0)
+    job, parked = thread_word(tid, JOB), thread_word(tid, JOB_PARKED)
     while True:
         if tid != 0:
-            wait_while(ctl, JOB, JOB_PARKED, seen, ints[IDLE_SPIN])
+            wait_while(ctl, job, parked, seen, ints[IDLE_SPIN])
             if atomic_load(ctl, STOP) != 0:
                 return
             seen = np.int32(seen + 1)
-        elif num_threads > 1:
-            publish(ctl, JOB, JOB_PARKED, np.int32(atomic_load(ctl, JOB) + 1))
+        active = ints[ACTIVE]
+        if tid == 0:
+            for other in range(1, active):
+                publish_job(ctl, other)
         run_tokens(
-            tid, num_threads, ctl, ints, eps, tokens, ops, arena, norms, cosine, sine,
+            tid, active, ctl, ints, eps, tokens, ops, arena, norms, cosine, sine,
             x, qkv, mixed, gate, up, logits, keys, values,
             normed, xq, xs, xn, parts, all_scores, all_q, all_qi, all_qs, all_qn, stamps,
         )  # fmt: skip
@@ -299,7 +317,8 @@ def work(
 
 
 @kernel
-def stop_workers(ctl):
-    """Make every worker return from :func:`work`."""
-    publish(ctl, STOP, JOB_PARKED, np.int32(1))
-    publish(ctl, JOB, JOB_PARKED, np.int32(atomic_load(ctl, JOB) + 1))
+def stop_workers(ctl, num_threads):
+    """Make every worker of ``num_threads`` threads return from :func:`work`."""
+    atomic_exchange(ctl, STOP, np.int32(1))
+    for tid in range(1, num_threads):
+        publish_job(ctl, tid)

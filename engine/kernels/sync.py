@@ -20,15 +20,24 @@ from deepthin.engine.simd import (
     spin_pause,
 )
 
-JOB, JOB_PARKED, STOP, ARRIVED, PHASE, PHASE_PARKED, HASTE = 0, 16, 32, 48, 64, 80, 96
+STOP, ARRIVED, PHASE, PHASE_PARKED, FIRST_THREAD = 0, 16, 32, 48, 64
+# words of each thread, in two cache lines of its own: what others write (its jobs), and what it keeps (haste, losses)
+JOB, JOB_PARKED, HASTE, LOSSES, THREAD_WORDS = 0, 1, 16, 17, 32
 
+SPINS_UNTIMED = 64  # some microseconds at most: a wait that ends within them never reads the cycle counter
 LOST_CORE = 4  # spin times after which a wait can only mean that a thread does not run
 HASTY_WAITS = 64  # about two fifths of the waits of a 30-layer token
 
 
 def ctl_words(num_threads: int) -> int:
-    """Length of ``ctl``: the shared words, then one word of haste a thread."""
-    return HASTE + 16 * num_threads
+    """Length of ``ctl``: the shared words, then the words of each thread."""
+    return FIRST_THREAD + THREAD_WORDS * num_threads
+
+
+@kernel
+def thread_word(tid, word):
+    """Where thread ``tid`` has ``word`` in ``ctl``."""
+    return FIRST_THREAD + THREAD_WORDS * tid + word
 
 
 @kernel
@@ -43,6 +52,10 @@ def wait_while(ctl, word, parked, value, spin_cycles):
 
     ``ctl[parked]`` counts the sleepers for :func:`publish`.
     """
+    for _ in range(SPINS_UNTIMED):
+        if atomic_load(ctl, word) != value:
+            return 0
+        spin_pause()
     start = read_cycles()
     spins = 0
     while atomic_load(ctl, word) == value:
@@ -74,7 +87,8 @@ def barrier(ctl, tid, num_threads, spin_cycles):
 
     ``spin_cycles`` must be well above the time a sleeper takes to wake, or one park leads to the next and every barrier
     costs a wake-up. A wait several times as long means that some thread has lost its core to another process: then, for
-    the next waits, this thread gives its own core up almost at once, since spinning only keeps the others from running.
+    the next waits, this thread gives its own core up almost at once, since spinning only keeps the others from running;
+    and it counts the loss, which tells the caller that fewer threads might do better.
     """
     never_inline()
     if num_threads == 1:
@@ -84,10 +98,11 @@ def barrier(ctl, tid, num_threads, spin_cycles):
         atomic_exchange(ctl, ARRIVED, np.int32(0))
         publish(ctl, PHASE, PHASE_PARKED, np.int32(phase + 1))
         return
-    mine = HASTE + 16 * tid
+    mine = thread_word(tid, HASTE)
     hasty = ctl[mine]
     waited = wait_while(ctl, PHASE, PHASE_PARKED, phase, spin_cycles // 64 if hasty > 0 else spin_cycles)
     if waited > LOST_CORE * spin_cycles:
         ctl[mine] = HASTY_WAITS
+        ctl[thread_word(tid, LOSSES)] += 1
     elif hasty > 0:
         ctl[mine] = hasty - 1

@@ -87,9 +87,7 @@ sub = _v.sub
 sub_i32 = _v.sub_i32
 prefetch = _v.prefetch
 _attend = Attend(W, dot4_q8, Q8_BIAS, has_half_and_fma=has_half_and_fma())
-mix_one = _attend.mix_one
-mix_wide = _attend.mix_wide
-MIX_WIDE = _attend.wide
+mix_rows = _attend.mix_rows
 score_rows = _attend.score_rows
 with_high_bits = _v.with_high_bits
 
@@ -98,7 +96,6 @@ __all__ = [
     "CACHE_F32",
     "CACHE_Q8_0",
     "MAX_ROWS",
-    "MIX_WIDE",
     "Q6_BIAS",
     "Q8_BIAS",
     "W",
@@ -135,8 +132,7 @@ __all__ = [
     "load_u8",
     "low_nibbles",
     "maximum",
-    "mix_one",
-    "mix_wide",
+    "mix_rows",
     "mul",
     "mul_i32",
     "never_inline",

@@ -5,7 +5,8 @@
 A kernel cannot hold a list of vector registers, so it would spell out every number of rows; here lists of LLVM values do it
 while code is generated, for each row count and cache format, and a call picks one by two comparisons.
 
-Every row's sums run in one order whatever R is: scores over even and odd components apart, values over positions in order.
+Every row's sums run in one order whatever R is: scores over components, values over positions. How many tiles or columns are
+summed at once follows from R and the number of registers; what is left over is done in halves.
 
 Layout of a cache tile, sizes in bytes (made by ``engine/kernels/attention.py``):
     keys    f32, f16   [E][W]
@@ -45,9 +46,8 @@ class Attend:
     def __init__(self, lanes: int, dot4: Any, bias: int, *, has_half_and_fma: bool) -> None:
         self.lanes, self.bias, self.native = lanes, bias, has_half_and_fma
         self._dot4 = dot4._defn
-        self.wide = 4 if lanes != 8 else 2  # four rows of so many accumulators leave half the registers free
-        self.mix_wide = self._mix(self.wide, MAX_ROWS)
-        self.mix_one = self._mix(1, 1)
+        # sums at once for 1 .. MAX_ROWS rows: enough chains to hide an fma's latency, few enough for 16 registers (AVX2) or 32
+        self._sums = (8, 4, 4, 2) if lanes == 8 else (8, 4, 4, 4)
 
         @intrinsic
         def score_rows(
@@ -63,24 +63,22 @@ class Attend:
             signature = types.void(scores, n, keys, n, n, n, n, q, qi, qs, qn, n, n, n)
             return signature, self._emit_scores
 
-        self.score_rows = score_rows
-
-    def _mix(self, columns: int, most_rows: int) -> Any:
         @intrinsic
-        def mix(
-            typing: Any, out: Any, out_at: Any, out_stride: Any, values: Any, value_at: Any, tile: Any, row_bytes: Any,
-            count: Any, weights: Any, w_at: Any, w_stride: Any, block_stride: Any, rows: Any, fmt: Any,
+        def mix_rows(
+            typing: Any, out: Any, out_at: Any, out_stride: Any, values: Any, value_at: Any, tile: Any, first: Any, count: Any,
+            columns: Any, weights: Any, w_at: Any, w_stride: Any, block_stride: Any, rows: Any, fmt: Any,
         ) -> Any:  # fmt: skip
-            """out[out_at + r * out_stride + c] = sum over p < count of weights[r, p] * v[p, c], for a few vectors of columns.
+            """out[out_at + r * out_stride + c] = sum over p < count of weights[r, p] * v[p, c] for ``columns`` vectors of c.
 
-            ``value_at`` is the byte of position 0 and the first column. weights f32 from ``w_at``: rows ``w_stride`` apart;
-            for q8_0 one row per block of 32 columns, ``block_stride`` apart, the block's scales multiplied in.
+            Positions from ``first`` on are taken; unless that is 0, they are added to what ``out`` holds. ``value_at`` is the
+            byte of position 0. weights f32 from ``w_at``: rows ``w_stride`` apart; for q8_0 one row per block of 32 columns,
+            ``block_stride`` apart, the block's scales multiplied in.
             """
             n = types.intp
-            signature = types.void(out, n, n, values, n, n, n, n, weights, n, n, n, n, n)
-            return signature, lambda *args: self._emit_mix(columns, most_rows, *args)
+            signature = types.void(out, n, n, values, n, n, n, n, n, weights, n, n, n, n, n)
+            return signature, self._emit_mix
 
-        return mix
+        self.score_rows, self.mix_rows = score_rows, mix_rows
 
     def _emit_scores(self, context: Any, builder: Any, signature: Any, args: Any) -> Any:
         fmt = args[13]
@@ -93,9 +91,9 @@ class Attend:
     def _score_loop(self, context: Any, builder: Any, signature: Any, args: Any, rows: int, kind: int) -> None:
         scores, s_stride, _, key_at, tile, tiles = args[:6]
         row, n = args[11], args[12].type
-        together = max(1, MAX_ROWS // rows)  # tiles at once, so that the chains of sums hide each other's latency
+        together = max(1, MAX_ROWS // rows) if kind == CACHE_Q8_0 else self._sums[rows - 1]  # codes take two sums a tile
 
-        def several(first: Any, count: int) -> list[Any]:
+        def several(first: Any, count: int) -> None:
             starts = [builder.add(key_at, builder.mul(builder.add(first, ir.Constant(n, j)), tile)) for j in range(count)]
             one = self._score_codes if kind == CACHE_Q8_0 else self._score_floats
             sums = one(context, builder, signature, args, row, starts, rows, kind)
@@ -105,40 +103,31 @@ class Attend:
                     at = builder.add(builder.mul(s_stride, ir.Constant(n, r)), at)
                     to = pointer(context, builder, signature.args[0], scores, at, vector(FLOAT, self.lanes))
                     builder.store(sums[r * count + j], to, align=4)
-            return []
 
-        whole = builder.sdiv(tiles, ir.Constant(n, together))
-        _loop(builder, whole, [], lambda i, _: several(builder.mul(i, ir.Constant(n, together)), together))
-        if together > 1:
-            done = builder.mul(whole, ir.Constant(n, together))
-            _loop(builder, builder.sub(tiles, done), [], lambda i, _: several(builder.add(done, i), 1))
+        _in_halves(builder, tiles, together, several)
 
     def _score_floats(
         self, context: Any, builder: Any, signature: Any, args: Any, row: Any, starts: list[Any], rows: int, kind: int
     ) -> list[Any]:
-        """Sums [row][tile] over all components, two at a time."""
+        """Sums [row][tile] over all components."""
         keys, head_dim, q = args[2], args[6], args[7]
         n, size = head_dim.type, 4 if kind == CACHE_F32 else 2
         stride = self._padded(builder, head_dim, 32)
         queries = [builder.mul(builder.add(row, ir.Constant(n, r)), stride) for r in range(rows)]
         zero = constant(FLOAT, self.lanes, 0.0)
 
-        def step(i: Any, state: list[Any]) -> list[Any]:
+        def step(e: Any, state: list[Any]) -> list[Any]:
             new = list(state)
-            for half in range(2):
-                e = builder.add(builder.mul(i, ir.Constant(n, 2)), ir.Constant(n, half))
-                at = [builder.add(start, builder.mul(e, ir.Constant(n, size * self.lanes))) for start in starts]
-                loaded = [self._load(context, builder, signature.args[2], keys, a, kind) for a in at]
+            x = [self._broadcast(context, builder, signature.args[7], q, builder.add(query, e)) for query in queries]
+            for j, start in enumerate(starts):
+                at = builder.add(start, builder.mul(e, ir.Constant(n, size * self.lanes)))
+                k = self._load(context, builder, signature.args[2], keys, at, kind)
                 for r in range(rows):
-                    x = self._broadcast(context, builder, signature.args[7], q, builder.add(queries[r], e))
-                    for j, k in enumerate(loaded):
-                        slot = (r * len(starts) + j) * 2 + half
-                        new[slot] = self._fma(builder, k, x, new[slot])
+                    slot = r * len(starts) + j
+                    new[slot] = self._fma(builder, k, x[r], new[slot])
             return new
 
-        pairs = builder.sdiv(head_dim, ir.Constant(n, 2))
-        sums = _loop(builder, pairs, [zero] * (rows * len(starts) * 2), step)
-        return [builder.fadd(even, odd) for even, odd in zip(sums[::2], sums[1::2], strict=True)]
+        return _loop(builder, head_dim, [zero] * (rows * len(starts)), step)
 
     def _score_codes(
         self, context: Any, builder: Any, signature: Any, args: Any, row: Any, starts: list[Any], rows: int, kind: int
@@ -204,49 +193,73 @@ class Attend:
 
         return _loop(builder, blocks, [zero] * (rows * len(starts)), block)
 
-    def _emit_mix(self, columns: int, most_rows: int, context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        for rows in range(1, most_rows + 1):
+    def _emit_mix(self, context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        for rows in range(1, MAX_ROWS + 1):
             for kind in (CACHE_F32, CACHE_F16, CACHE_Q8_0):
-                with builder.if_then(_both(builder, args[12], rows, args[13], kind)):
-                    self._mix_loop(context, builder, signature, args, rows, columns, kind)
+                with builder.if_then(_both(builder, args[13], rows, args[14], kind)):
+
+                    def several(column: Any, count: int, rows: int = rows, kind: int = kind) -> None:
+                        self._mix_loop(context, builder, signature, args, rows, column, count, kind)
+
+                    _in_halves(builder, args[8], self._sums[rows - 1], several)
         return context.get_dummy_value()
 
-    def _mix_loop(self, context: Any, builder: Any, signature: Any, args: Any, rows: int, columns: int, kind: int) -> None:
-        out, out_at, out_stride, values, value_at, tile, row_bytes, count, weights, w_at, w_stride, block_stride = args[:12]
+    def _mix_loop(
+        self, context: Any, builder: Any, signature: Any, args: Any, rows: int, column: Any, columns: int, kind: int
+    ) -> None:
+        """``columns`` vectors from vector number ``column`` on, a multiple of ``columns``."""
+        out, out_at, out_stride, values, value_at, tile, first, count, all_columns, weights, w_at, w_stride, block_stride = (
+            args[:13]
+        )
         n, lanes = count.type, self.lanes
         size = {CACHE_F32: 4, CACHE_F16: 2, CACHE_Q8_0: 1}[kind]
-        scaled = max(1, columns * lanes // 32) if kind == CACHE_Q8_0 else 1  # blocks the columns lie in
+        row_bytes = builder.mul(all_columns, ir.Constant(n, lanes * size))
+        value_at = builder.add(value_at, builder.mul(column, ir.Constant(n, lanes * size)))
+        scaled = 1
+        if kind == CACHE_Q8_0:
+            scaled = max(1, columns * lanes // 32)  # blocks the columns lie in
+            block = builder.sdiv(builder.mul(column, ir.Constant(n, lanes)), ir.Constant(n, 32))
+            w_at = builder.add(w_at, builder.mul(block, block_stride))
+        row_starts = [builder.add(w_at, builder.mul(w_stride, ir.Constant(n, r))) for r in range(rows)]
+        places = []
+        for r in range(rows):
+            for c in range(columns):
+                at = builder.mul(builder.add(column, ir.Constant(n, c)), ir.Constant(n, lanes))
+                at = builder.add(builder.add(out_at, at), builder.mul(out_stride, ir.Constant(n, r)))
+                places.append(pointer(context, builder, signature.args[0], out, at, vector(FLOAT, lanes)))
+        fresh = builder.icmp_signed("==", first, ir.Constant(n, 0))
         zero = constant(FLOAT, lanes, 0.0)
+        start = [builder.select(fresh, zero, builder.load(place, align=4)) for place in places]
 
-        def step(p: Any, state: list[Any]) -> list[Any]:
-            at = builder.mul(builder.sdiv(p, ir.Constant(n, lanes)), tile)
-            at = builder.add(at, builder.mul(builder.and_(p, ir.Constant(n, lanes - 1)), row_bytes))
+        def step(i: Any, state: list[Any]) -> list[Any]:
+            p = builder.add(first, i)
+            if kind == CACHE_Q8_0:
+                at = builder.mul(builder.sdiv(p, ir.Constant(n, lanes)), tile)
+                at = builder.add(at, builder.mul(builder.and_(p, ir.Constant(n, lanes - 1)), row_bytes))
+            else:  # nothing lies between one tile and the next
+                at = builder.mul(p, row_bytes)
             at = builder.add(value_at, at)
             if kind == CACHE_Q8_0:
                 for line in range(0, columns * lanes, 64):
                     self._ask_ahead(context, builder, signature.args[3], values, builder.add(at, ir.Constant(n, line)))
-            loaded = [
-                self._load(context, builder, signature.args[3], values, builder.add(at, ir.Constant(n, c * lanes * size)), kind)
-                for c in range(columns)
-            ]
-            new = list(state)
+            found = []
             for r in range(rows):
-                start = builder.add(builder.add(w_at, p), builder.mul(w_stride, ir.Constant(n, r)))
-                found = []
                 for b in range(scaled):
-                    from_ = builder.add(start, builder.mul(block_stride, ir.Constant(n, b)))
-                    found.append(self._broadcast(context, builder, signature.args[8], weights, from_))
-                for c, v in enumerate(loaded):
+                    from_ = builder.add(builder.add(row_starts[r], p), builder.mul(block_stride, ir.Constant(n, b)))
+                    found.append(self._broadcast(context, builder, signature.args[9], weights, from_))
+            new = list(state)
+            for c in range(columns):
+                from_ = builder.add(at, ir.Constant(n, c * lanes * size))
+                v = self._load(context, builder, signature.args[3], values, from_, kind)
+                for r in range(rows):
                     slot = r * columns + c
-                    new[slot] = self._fma(builder, v, found[c * lanes // 32 if scaled > 1 else 0], new[slot])
+                    weight = found[r * scaled + (c * lanes // 32 if scaled > 1 else 0)]
+                    new[slot] = self._fma(builder, v, weight, new[slot])
             return new
 
-        sums = _loop(builder, count, [zero] * (rows * columns), step)
-        for r in range(rows):
-            for c in range(columns):
-                at = builder.add(builder.add(out_at, ir.Constant(n, c * lanes)), builder.mul(out_stride, ir.Constant(n, r)))
-                to = pointer(context, builder, signature.args[0], out, at, vector(FLOAT, lanes))
-                builder.store(sums[r * columns + c], to, align=4)
+        sums = _loop(builder, builder.sub(count, first), start, step)
+        for place, value in zip(places, sums, strict=True):
+            builder.store(value, place, align=4)
 
     def _load(self, context: Any, builder: Any, array_type: Any, array: Any, at: Any, kind: int) -> Any:
         """W cached values from byte ``at``, as f32."""
@@ -289,6 +302,23 @@ class Attend:
 def _both(builder: Any, rows: Any, wanted_rows: int, fmt: Any, wanted_fmt: int) -> Any:
     is_rows = builder.icmp_signed("==", rows, ir.Constant(rows.type, wanted_rows))
     return builder.and_(is_rows, builder.icmp_signed("==", fmt, ir.Constant(fmt.type, wanted_fmt)))
+
+
+def _in_halves(builder: Any, count: Any, most: int, several: Callable[[Any, int], None]) -> None:
+    """Call ``several(first, size)`` for 0..count-1 in parts of ``most``, then half as many, down to one."""
+    n = count.type
+    done = ir.Constant(n, 0)
+    size = most
+    while size:
+        parts = builder.sdiv(builder.sub(count, done), ir.Constant(n, size))
+
+        def one(i: Any, _: list[Any], done: Any = done, size: int = size) -> list[Any]:
+            several(builder.add(done, builder.mul(i, ir.Constant(n, size))), size)
+            return []
+
+        _loop(builder, parts, [], one)
+        done = builder.add(done, builder.mul(parts, ir.Constant(n, size)))
+        size //= 2
 
 
 def _loop(builder: Any, count: Any, state: list[Any], body: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:

@@ -90,7 +90,7 @@ class Head:
             tile = c * length // W
             attention.attend(
                 self.parts, 0, c, length, keys, tile * self.key_tile, self.key_tile, values, tile * self.value_tile,
-                self.value_tile, self.code, min(length, positions - c * length), e, *self.scratch, 0, group, self.scores,
+                self.value_tile, self.code, positions - c * length, group, e, *self.scratch, 0, group, self.scores,
             )  # fmt: skip
         out = np.full(group * e + 2, 7, np.float32)
         for g in range(group):

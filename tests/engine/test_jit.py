@@ -105,6 +105,21 @@ def test_an_unwritable_cache_folder_costs_time_only(tmp_path: Path, monkeypatch:
         jit.kernel_cache_dir.cache_clear()
 
 
+def test_kernels_count_no_references(tmp_path: Path) -> None:
+    """The counters are atomic and shared by all threads; each array handed to a kernel that is not inlined touched one."""
+    program = (
+        "import numpy as np\nfrom deepthin.engine.jit import assembly\n"
+        "from deepthin.engine.kernels.elementwise import head_norm\n"
+        "x = np.zeros(64, np.float32)\nhead_norm(x.copy(), 0, x, 0, x, 0, 64, np.float32(1))\nprint(assembly(head_norm))"
+    )
+    environment = {**os.environ, "DEEPTHIN_CACHE_DIR": str(tmp_path)}
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=300, check=False
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert "rms_norm" in result.stdout and "NRT_incref" not in result.stdout and "NRT_decref" not in result.stdout
+
+
 def test_only_one_module_decorates_with_numba() -> None:
     root = Path(__file__).resolve().parents[2]
     users = [p for folder in ("engine", "search", "export", "profiles", "cli") for p in (root / folder).rglob("*.py")]

@@ -26,7 +26,7 @@ def test_a_worker_that_lags_behind_never_sees_the_next_jobs_settings() -> None:
         for ints in (runner.ints, own):
             ints[k.NUM_TOKENS], ints[k.POSITION], ints[k.LOGITS] = 32, 0, k.LOGITS_NONE
         before = int(runner.ctl[PHASE])
-        first = threading.Thread(target=k.work, args=(0, 2, *ours))
+        first = threading.Thread(target=k.work, args=(0, *ours))
         first.start()
         while runner.ctl[PHASE] == before:
             time.sleep(0)
