@@ -149,14 +149,14 @@ def records(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     return lines
 
 
-def save(lines: Sequence[Mapping[str, Any]], results: Path) -> Path:
-    """Store ``lines`` under a name made of machine, date and commit; a file of that name is replaced whole."""
+def save(lines: Sequence[Mapping[str, Any]], results: Path, ending: str = "") -> Path:
+    """Store ``lines`` under a name made of machine, date, commit and ``ending``; a file of that name is replaced whole."""
     from deepthin.profiles.machine import machine_name
 
     first = lines[0]
     folder = results / machine_name(first["machine"])
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{first['created_utc'][:10]}-{first['commit']}{'-dirty' if first['dirty'] else ''}.jsonl"
+    path = folder / f"{first['created_utc'][:10]}-{first['commit']}{'-dirty' if first['dirty'] else ''}{ending}.jsonl"
     unfinished = path.with_suffix(".partial")
     unfinished.write_text("".join(json.dumps(line, allow_nan=False) + "\n" for line in lines), encoding="utf-8")
     os.replace(unfinished, path)

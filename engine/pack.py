@@ -107,7 +107,8 @@ def pack_tensors(arena: U8, tensors: Iterable[tuple[Packed, Tensor]], lanes: int
         lanes: rows of a tile; even.
         q8_bias: 0 or 128, added to 8-bit codes.
     """
-    parts = deque(part for packed, tensor in tensors for part in _parts(packed, tensor, lanes))
+    in_file_order = sorted(tensors, key=lambda item: item[1].stored.ctypes.data)  # as ``let_go`` wants it
+    parts = deque(part for packed, tensor in in_file_order for part in _parts(packed, tensor, lanes))
     failures: list[BaseException] = []
 
     def work() -> None:

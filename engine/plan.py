@@ -78,6 +78,10 @@ def plan_model(model: Model, *, lanes: int, q8_bias: int) -> Plan:
     tensors["token_embd"] = model.tensors["token_embd"]
     if not shape.tie_word_embeddings:
         tensors["output"] = model.tensors["output"]
+    vectors = {}
+    for spec in _vector_specs(shape):
+        vectors[spec.name] = model.tensors[spec.name].dequantize()
+        let_go(model.tensors[spec.name].stored)
     packed: dict[str, Packed] = {}
     end = 0
     for name, tensor in tensors.items():
@@ -85,10 +89,9 @@ def plan_model(model: Model, *, lanes: int, q8_bias: int) -> Plan:
         end = packed[name].scale_at + packed[name].scale_bytes
     arena = aligned_bytes(align(end))
     pack_tensors(arena, [(packed[name], tensor) for name, tensor in tensors.items()], lanes, q8_bias)
-    packed.setdefault("output", packed["token_embd"])
-    vectors = {spec.name: model.tensors[spec.name].dequantize() for spec in _vector_specs(shape)}
     for tensor in model.tensors.values():
-        let_go(tensor.stored)  # a touch brings in pages around it as well
+        let_go(tensor.stored)
+    packed.setdefault("output", packed["token_embd"])
     blocks = [run // shape.layer_sharing for run in range(shape.num_executed_layers)]
     norms = _norms(shape, blocks, vectors, lanes)
     return Plan(shape, len(blocks), arena, _ops(shape, packed, blocks), norms, packed, shape.layer_sharing)
