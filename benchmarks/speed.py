@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,13 +24,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from runs import RESULTS, ROOT, commit, stored_at, warm_kernels
 from speed_models import REAL, check_names, model_file
-from speed_tables import PEER, SCHEMA, case, newest, ratios, read, render, render_depth, rewrite, save, stored_at
+from speed_tables import PEER, SCHEMA, case, newest, ratios, read, render, render_depth, rewrite, save
 
 from deepthin.engine.errors import DeepthinError, UsageError
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
 FORMATS = ("f16", "bf16", "q8_0", "q4_0", "q4_1", "q4_k_m")
 _TEST = re.compile(r"(tg|pp)([1-9]\d*)(?:@d([1-9]\d*))?")
 
@@ -183,32 +181,6 @@ def rewrite_documents(results: Path, readme: Path, docs: Path) -> None:
         if depth := render_depth(lines):
             sections.append(f"Decode with tokens cached:\n\n{depth}")
     rewrite(docs, "results", "\n\n".join(sections))
-
-
-def commit() -> dict[str, Any]:
-    """Short commit hash of this checkout and whether files differ from it; ``unknown`` outside git."""
-
-    def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=10, check=True)
-        except (OSError, subprocess.SubprocessError):
-            return None
-        return done.stdout.strip()
-
-    changed = git("status", "--porcelain", "--untracked-files=no")
-    return {"commit": git("rev-parse", "--short=10", "HEAD") or "unknown", "dirty": bool(changed)}
-
-
-def warm_kernels() -> None:
-    """Compile or load every kernel, so that its seconds are known and no timing holds them."""
-    from deepthin.engine.bandwidth import read_bandwidth
-    from deepthin.engine.shape import Shape
-    from deepthin.engine.synthetic import SyntheticDecoder
-
-    tiny = Shape.parse("L=1,d=64,heads=1,ff=64,vocab=64")
-    with SyntheticDecoder(tiny, "q8_0", threads=1, context=1, num_blocks=1) as decoder:
-        decoder.run(1)
-    read_bandwidth(1, 1 << 16, 1)
 
 
 def _public(arguments: Sequence[str]) -> list[str]:

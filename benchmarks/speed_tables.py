@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from runs import stored_at, write_lines
+
 from deepthin.engine.errors import FormatError
 
 SCHEMA = "deepthin/speed-benchmark/2"
@@ -56,25 +58,12 @@ def case(line: Line) -> tuple[Any, ...]:
     return line["model"], line["file"], line["test"], line["threads"], line["runtime"]
 
 
-def stored_at(line: Line, results: Path) -> Path:
-    """The file of the run that ``line`` belongs to: machine, date and commit."""
-    from deepthin.profiles.machine import machine_name
-
-    name = f"{line['created_utc'][:10]}-{line['commit']}{'-dirty' if line['dirty'] else ''}.jsonl"
-    return results / machine_name(line["machine"]) / name
-
-
 def save(lines: Sequence[Line], results: Path) -> Path:
     """Add ``lines`` to the file of their run; a case that was there is replaced. The file is written whole."""
     path = stored_at(lines[0], results)
-    path.parent.mkdir(parents=True, exist_ok=True)
     new = {case(line): line for line in lines}
     old = {case(line): line for line in (read(path) if path.exists() else [])}
-    unfinished = path.with_suffix(".partial")
-    merged = {**old, **new}.values()
-    unfinished.write_text("".join(json.dumps(line, allow_nan=False) + "\n" for line in merged), encoding="utf-8")
-    os.replace(unfinished, path)
-    return path
+    return write_lines(path, {**old, **new}.values())
 
 
 def read(path: Path) -> list[dict[str, Any]]:

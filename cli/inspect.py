@@ -114,7 +114,7 @@ def _stored_bytes(source: Source) -> Parts:
     assert source.model is not None, "Bug: only models are stored"
     sums = dict.fromkeys(PARTS, 0)
     for spec in tensor_specs(source.shape):
-        sums[spec.role] += source.model.tensors[spec.name].data.nbytes
+        sums[spec.role] += source.model.tensors[spec.name].num_bytes
     return Parts(**sums)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from deepthin.engine.arrays import U8
 from deepthin.engine.errors import FormatError
 from deepthin.engine.gguf_header import HeaderParser, MetaValue, TensorInfo
+from deepthin.engine.mapped import let_go
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,8 @@ class GgufFile:
         Raises:
             FormatError: the key is missing or of another type.
         """
-        return [int(v) for v in self._get(key, "an array of whole numbers", ("[int", "[uint"), None)]
+        held: list[int] = self._get(key, "an array of whole numbers", ("[int", "[uint"), None).tolist()
+        return held
 
     def _get(self, key: str, wanted: str, kinds: tuple[str, ...], default: Any) -> Any:
         held = self.metadata.get(key)
@@ -115,4 +117,5 @@ def read_gguf(path: Path) -> GgufFile:
         mapped = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
     header = HeaderParser(path, mapped).parse()
     buffer = np.frombuffer(mapped, np.uint8)
+    let_go(buffer)  # the header has been copied
     return GgufFile(path, header.version, header.alignment, header.metadata, header.tensors, buffer)

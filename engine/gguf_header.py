@@ -30,6 +30,7 @@ _VERSIONS = (2, 3)  # 3 differs from 2 only in allowing big-endian files, which 
 _MAX_HEADER_BYTES = 1 << 27  # the largest public vocabularies need some 16 MB
 _MAX_STRING_BYTES = 1 << 24
 _MAX_ITEMS = 1 << 22  # array items in the whole file
+_USUAL_STRING_BYTES = 64  # of one array item with its length, on average; public vocabularies need some 15
 _MAX_KEYS = 1 << 16
 _MAX_TENSORS = 1 << 17
 _MAX_KEY_BYTES = 255
@@ -240,7 +241,39 @@ class HeaderParser:
         return MetaValue(f"[{name}]", values)
 
     def _strings(self, key: str, count: int) -> tuple[str, ...]:
-        """``count`` strings; a flat loop, because vocabularies hold hundreds of thousands."""
+        found = self._short_strings(count)
+        return self._any_strings(key, count) if found is None else found
+
+    def _short_strings(self, count: int) -> tuple[str, ...] | None:
+        """``count`` strings, decoded together, because vocabularies hold hundreds of thousands.
+
+        None, and nothing read, if one has more than 255 bytes or a NUL, or if anything about them is wrong.
+        """
+        window = self.mapped[self.at : min(self.limit, self.at + _USUAL_STRING_BYTES * count)]
+        lengths_at, at = [], 0
+        try:
+            for _ in range(count):
+                lengths_at.append(at)
+                at += 8 + window[at]  # the lowest byte of the length; the others are looked at below
+        except IndexError:
+            return None
+        if at > len(window):
+            return None
+        raw, starts = np.frombuffer(window, np.uint8, at), np.array(lengths_at, np.int64)[:, None]
+        if raw[starts + np.arange(1, 8)].any():
+            return None
+        kept = np.ones(at, np.bool_)
+        kept[starts + np.arange(7)] = False  # the last byte of each length stays, a NUL in front of the string
+        try:
+            texts = raw[kept].tobytes().decode().split("\0")[1:]
+        except UnicodeDecodeError:
+            return None
+        if len(texts) != count:
+            return None
+        self.at += at
+        return tuple(texts)
+
+    def _any_strings(self, key: str, count: int) -> tuple[str, ...]:
         length_at = struct.Struct("<Q").unpack_from
         mapped, at, last = self.mapped, self.at, self.limit - 8
         out = []

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from deepthin.engine.architectures import ARCEE, ARCHITECTURES, LLAMA, QWEN2, QWEN3, SMOLLM3, SMOLLM3_NOPE, Architecture
+from deepthin.engine.arrays import I64
 from deepthin.engine.errors import FormatError, ShapeError, UnsupportedError
 from deepthin.engine.formats import F32, FORMATS, GGUF_TYPES
 from deepthin.engine.gguf_file import GgufFile
@@ -54,7 +55,7 @@ _QKV_BIASES = (".attn_q.bias", ".attn_k.bias", ".attn_v.bias")
 
 
 def model_from_gguf(file: GgufFile) -> Model:
-    """The model in ``file``; only query and key rows are copied, the rest stays mapped.
+    """The model in ``file``; its matrices stay mapped.
 
     Without a tokenizer that this version can use, ``tokenizer`` is None and ``metadata["tokenizer_note"]`` says why.
 
@@ -65,7 +66,8 @@ def model_from_gguf(file: GgufFile) -> Model:
     architecture = _architecture(file)
     _refuse_features(file, architecture)
     shape = _shape(file, architecture)
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
+    orders: dict[int, I64] = {}  # by number of heads
     for spec in tensor_specs(shape):
         if spec.gguf_name not in file.tensors:
             continue  # Model names it
@@ -80,12 +82,14 @@ def model_from_gguf(file: GgufFile) -> Model:
         data = file.data(info.name)
         tensor = Tensor(GGUF_TYPES[info.type_id], info.dims[::-1], data)
         if spec.rope_heads and architecture.interleaved and tensor.dims == spec.dims:
-            order = canonical_row_order(spec.dims[0], spec.rope_heads)
+            if spec.rope_heads not in orders:
+                orders[spec.rope_heads] = canonical_row_order(spec.dims[0], spec.rope_heads)
+            order = orders[spec.rope_heads]
             if spec.role == "bias":
                 tensor = Tensor.from_values(tensor.dequantize()[order], F32)
+                tensor.stored.flags.writeable = False
             else:
-                tensor = Tensor(tensor.format, tensor.dims, data[order])
-            tensor.data.flags.writeable = False
+                tensor = Tensor(tensor.format, tensor.dims, data, order)
         tensors[spec.name] = tensor
     known = {_ROPE_FREQS, *(spec.gguf_name for spec in tensor_specs(shape))}
     left_over = [name for name in file.tensors if name not in known]

@@ -9,27 +9,40 @@ from typing import Any
 
 import numpy as np
 
-from deepthin.engine.arrays import F32, U8
+from deepthin.engine.arrays import F32, I64, U8
 from deepthin.engine.errors import FormatError
 from deepthin.engine.formats import BlockFormat, format_named
-from deepthin.engine.quants import dequantize, quantize
+from deepthin.engine.mapped import let_go
+from deepthin.engine.quants import convert, dequantize, quantize
 from deepthin.engine.shape import Shape
 from deepthin.engine.tensors import TensorSpec, stored_format, tensor_specs
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """Stored blocks of one tensor, rows in canonical order.
+    """Stored blocks of one tensor.
 
     Attributes:
-        format: how ``data`` is to be read.
+        format: how the blocks are to be read.
         dims: (out, in) or (width,).
-        data: u8 [rows, row_bytes]; may be a read-only view of a mapped file.
+        stored: u8 [rows, row_bytes]; may be a read-only view of a mapped file.
+        order: which row of ``stored`` each canonical row is, where they are stored in another order.
     """
 
     format: BlockFormat
     dims: tuple[int, ...]
-    data: U8
+    stored: U8
+    order: I64 | None = None
+
+    @property
+    def data(self) -> U8:
+        """Stored blocks u8 [rows, row_bytes], rows in canonical order: ``stored`` itself, or a copy of it put in order."""
+        return self.stored if self.order is None else self.stored[self.order]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the stored blocks."""
+        return self.stored.nbytes
 
     def dequantize(self) -> F32:
         """Values as f32 with shape ``dims``."""
@@ -39,6 +52,19 @@ class Tensor:
     def from_values(cls, values: F32, fmt: BlockFormat) -> Tensor:
         """Store ``values`` f32 [out, in] or [width] as ``fmt``."""
         return cls(fmt, tuple(values.shape), quantize(values, fmt))
+
+    def converted(self, fmt: BlockFormat) -> Tensor:
+        """The same values stored as ``fmt``, made a part at a time; this tensor itself where it is stored so already.
+
+        Raises:
+            FormatError: the block does not divide a row, or a value does not fit.
+            UnsupportedError: the format is only read.
+        """
+        if self.format is fmt:
+            return self
+        made = Tensor(fmt, self.dims, convert(self.data, self.format, fmt))
+        let_go(self.stored)
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +128,7 @@ class Model:
     @property
     def num_bytes(self) -> int:
         """Bytes of all stored blocks."""
-        return sum(tensor.data.nbytes for tensor in self.tensors.values())
+        return sum(tensor.num_bytes for tensor in self.tensors.values())
 
     def dequantized(self) -> dict[str, F32]:
         """Every tensor as f32 by canonical name."""
@@ -113,11 +139,8 @@ class Model:
 
         Tensors already in the wanted format are kept as they are, so no bits change twice.
         """
-        tensors = {}
-        for spec in tensor_specs(self.shape):
-            tensor = self.tensors[spec.name]
-            wanted = stored_format(spec, format_named(quant))
-            tensors[spec.name] = tensor if tensor.format is wanted else Tensor.from_values(tensor.dequantize(), wanted)
+        body = format_named(quant)
+        tensors = {spec.name: self.tensors[spec.name].converted(stored_format(spec, body)) for spec in tensor_specs(self.shape)}
         return Model(self.shape, tensors, self.tokenizer, self.name, self.source, self.metadata)
 
 
@@ -151,8 +174,8 @@ def _check_tensor(source: str, spec: TensorSpec, tensor: Tensor) -> None:
         )
     rows = spec.dims[0] if len(spec.dims) == 2 else 1
     need = (rows, tensor.format.row_bytes(spec.dims[-1]))
-    if tensor.data.dtype != np.uint8 or tensor.data.shape != need:
+    if tensor.stored.dtype != np.uint8 or tensor.stored.shape != need:
         raise FormatError(
-            f"{source}: tensor '{spec.name}' holds {tensor.data.shape} {tensor.data.dtype} bytes, "
+            f"{source}: tensor '{spec.name}' holds {tensor.stored.shape} {tensor.stored.dtype} bytes, "
             f"but {tensor.format.name} with dimensions {list(spec.dims)} needs {need} of uint8"
         )

@@ -1,20 +1,26 @@
 """Repack stored blocks into the row-interleaved layout the kernels read (``engine/kernels/matvec.py`` draws it).
 
-R rows    T = ceil(R / W) tiles of W rows    C columns    B = C // 32 blocks a row
+Tensors are cut into parts of about a megabyte; one thread per CPU takes the next part, packs it and lets its pages of the
+mapped file go, so that file and packed weights are never both in memory.
 """
 
 from __future__ import annotations
 
+import os
+import threading
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from deepthin.engine.arrays import U8
 from deepthin.engine.errors import UnsupportedError
 from deepthin.engine.formats import BlockFormat
+from deepthin.engine.kernels.packing import pack_tiles
+from deepthin.engine.mapped import let_go
 from deepthin.engine.model import Tensor
-from deepthin.engine.quants import block_codes, pack_nibbles
-from deepthin.engine.quants_k import k_codes, k_scales_and_mins
 
 # their order is the kernels' numbering; formats whose products want an 8-bit activation come last
 KERNEL_FORMATS = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k")
@@ -30,7 +36,8 @@ _BLOCK_BYTES = {
     "q5_k": (8 * (16 + 4), 2 + 2 + 8 * 2),
     "q6_k": (8 * (16 + 8), 2 + 8 * 2),
 }
-_CHUNK_VALUES = 1 << 21  # bounds temporaries while packing
+_PART_BYTES = 1 << 20  # of stored blocks: what one thread takes at a time
+_MOST_THREADS = 8  # moving bytes takes no more before memory is the limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,72 +98,80 @@ def place(fmt: BlockFormat, rows: int, cols: int, lanes: int, data_at: int, scal
     return Packed(fmt, rows, cols, -(-rows // lanes), data_at, data_bytes, scale_at, scale_bytes)
 
 
-def pack_into(arena: U8, packed: Packed, tensor: Tensor, lanes: int, q8_bias: int) -> None:
-    """Write ``tensor`` to its place in ``arena``, a few tiles at a time."""
-    fmt, tiles, cols = packed.format, packed.tiles, packed.cols
-    data = arena[packed.data_at : packed.data_at + packed.data_bytes].reshape(tiles, -1)
-    scales = arena[packed.scale_at : packed.scale_at + packed.scale_bytes].reshape(tiles, packed.scale_bytes // tiles)
-    step = max(1, _CHUNK_VALUES // (lanes * cols))
-    for first in range(0, tiles, step):
-        count = min(step, tiles - first)
-        stored = tensor.data[first * lanes : (first + count) * lanes]
-        if len(stored) < count * lanes:
-            stored = np.concatenate([stored, np.zeros((count * lanes - len(stored), stored.shape[1]), np.uint8)])
-        place = data[first : first + count]
-        if not fmt.is_quantized:
-            item = fmt.block_bytes
-            values = stored.reshape(count, lanes, cols, item).transpose(0, 2, 1, 3)
-            place.reshape(count, cols, lanes, item)[...] = values
-            continue
-        blocks = np.ascontiguousarray(stored).reshape(-1).view(fmt.dtype)
-        codes = _packed_codes(blocks, fmt, q8_bias)
-        groups = codes.shape[-1] // 4
-        codes = codes.reshape(count, lanes, cols // 32, groups, 4).transpose(0, 2, 3, 1, 4)
-        place.reshape(count, cols // 32, groups, lanes, 4)[...] = codes
-        _write_scales(scales[first : first + count], blocks, count, lanes)
+def pack_tensors(arena: U8, tensors: Iterable[tuple[Packed, Tensor]], lanes: int, q8_bias: int) -> None:
+    """Write every tensor to its place in ``arena``, on one thread for each CPU this process may use.
+
+    Args:
+        arena: u8, zero where nothing was packed yet.
+        tensors: each with its place.
+        lanes: rows of a tile; even.
+        q8_bias: 0 or 128, added to 8-bit codes.
+    """
+    in_file_order = sorted(tensors, key=lambda item: item[1].stored.ctypes.data)  # as ``let_go`` wants it
+    parts = deque(part for packed, tensor in in_file_order for part in _parts(packed, tensor, lanes))
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            while parts:
+                try:
+                    packed, tensor, t0, t1 = parts.popleft()
+                except IndexError:  # another thread was faster
+                    return
+                _pack_part(arena, packed, tensor, t0, t1, lanes, q8_bias)
+        except BaseException as error:
+            parts.clear()
+            failures.append(error)
+
+    affinity = getattr(os, "sched_getaffinity", None)
+    cpus = len(affinity(0)) if affinity else os.cpu_count() or 1
+    workers = [threading.Thread(target=work, daemon=True) for _ in range(min(cpus, _MOST_THREADS, len(parts)) - 1)]
+    for worker in workers:
+        worker.start()
+    work()
+    for worker in workers:
+        worker.join()
+    if failures:
+        raise failures[0]
 
 
-def _packed_codes(blocks: np.ndarray, fmt: BlockFormat, q8_bias: int) -> U8:
-    """The bytes [blocks of 32, bytes] that one row keeps of each block of 32 columns, in the kernels' order of groups."""
-    if fmt.name == "q8_0":
-        return blocks["qs"].view(np.uint8) + np.uint8(q8_bias)
-    if fmt.name in ("q4_0", "q4_1"):
-        return np.ascontiguousarray(blocks["qs"])
-    codes = (k_codes(blocks) if fmt.block_elements == 256 else block_codes(blocks)).reshape(-1, 32)
-    parts = [pack_nibbles(codes)]
-    high: U8 = codes >> np.uint8(4)
-    if fmt.name in ("q5_0", "q5_1", "q5_k"):
-        parts.append(_fifth_bits(high))
-    elif fmt.name == "q6_k":
-        parts += [_bit_pairs(high[:, :16]), _bit_pairs(high[:, 16:])]
-    return np.concatenate(parts, axis=1)
+def _parts(packed: Packed, tensor: Tensor, lanes: int) -> list[tuple[Packed, Tensor, int, int]]:
+    """Ranges of tiles; a last tile that the rows do not fill is a part of its own."""
+    whole = packed.rows // lanes
+    step = max(1, _PART_BYTES // (lanes * tensor.stored.shape[1]))
+    cuts = [*range(0, whole, step), whole] + ([packed.tiles] if packed.tiles > whole else [])
+    return [(packed, tensor, t0, t1) for t0, t1 in pairwise(cuts)]
 
 
-def _fifth_bits(high: U8) -> U8:
-    """Bits u8 [B, 32] as the plane [B, 4] of ``kernels/matvec_5bit.py``: bits 0..3 of byte j are columns 16 + 4g + j."""
-    by_byte = high.reshape(-1, 2, 4, 4)[:, ::-1].transpose(0, 3, 1, 2)
-    return np.packbits(by_byte.reshape(-1, 4, 8), axis=2, bitorder="little")[:, :, 0]
-
-
-def _bit_pairs(high: U8) -> U8:
-    """Pairs of bits u8 [B, 16] as a plane [B, 4] of ``kernels/matvec_k.py``: groups 2, 3 below groups 0, 1."""
-    group = high.reshape(-1, 4, 4)
-    pairs: U8 = group[:, 2] | group[:, 3] << np.uint8(2) | group[:, 0] << np.uint8(4) | group[:, 1] << np.uint8(6)
-    return pairs
-
-
-def _write_scales(out: U8, blocks: np.ndarray, tiles: int, lanes: int) -> None:
-    """Scales of ``blocks`` [tiles * lanes * B] into ``out`` u8 [tiles, bytes], one field of all rows after the other."""
-    names = [name for name in ("d", "m", "dmin") if name in (blocks.dtype.names or ())]
-    fields = [np.ascontiguousarray(blocks[name]).view(np.uint8).reshape(-1, 1, 2) for name in names]
-    small = []
-    if "scales" in (blocks.dtype.names or ()):
-        pairs = blocks["scales"].view(np.uint8) if "dmin" not in names else np.stack(k_scales_and_mins(blocks), axis=2)
-        small = list(pairs.reshape(len(blocks), 16, 1).transpose(1, 0, 2)[:, :, None])
-    row = 0
-    per_block = out.reshape(tiles, len(blocks) // (tiles * lanes), -1)
-    for field in fields + small:
-        size = lanes * field.shape[-1]
-        source = field.reshape(tiles, lanes, -1, field.shape[-1]).transpose(0, 2, 1, 3)
-        per_block[:, :, row : row + size] = source.reshape(tiles, -1, size)
-        row += size
+def _pack_part(arena: U8, packed: Packed, tensor: Tensor, t0: int, t1: int, lanes: int, q8_bias: int) -> None:
+    rows = np.arange(t0 * lanes, min(t1 * lanes, packed.rows), dtype=np.int64)
+    if tensor.order is not None:
+        rows = tensor.order[rows]
+    low = int(rows.min())
+    stored = tensor.stored[low : int(rows.max()) + 1]
+    row_bytes = stored.shape[1]
+    starts = (rows - low) * row_bytes
+    source = np.ascontiguousarray(stored).reshape(-1)
+    missing = (t1 - t0) * lanes - len(rows)
+    if missing:
+        starts = np.append(starts, np.full(missing, len(source)))
+        source = np.append(source, np.zeros(row_bytes, np.uint8))
+    source = source.view()
+    source.flags.writeable = False  # always, since Numba would compile once more for an array that is
+    tiles = packed.tiles
+    pack_tiles(
+        arena,
+        packed.data_at,
+        packed.scale_at,
+        packed.data_bytes // tiles,
+        packed.scale_bytes // tiles,
+        source,
+        starts,
+        packed.cols,
+        KERNEL_FORMATS.index(packed.format.name),
+        lanes,
+        0x80808080 if q8_bias and packed.format.name == "q8_0" else 0,
+        t0,
+        t1,
+    )
+    let_go(stored)

@@ -13,8 +13,9 @@ import numpy as np
 from deepthin.engine.arrays import F32, I64, U8
 from deepthin.engine.errors import UnsupportedError
 from deepthin.engine.formats import BlockFormat
+from deepthin.engine.mapped import let_go
 from deepthin.engine.model import Model
-from deepthin.engine.pack import ALIGNMENT, Packed, align, pack_into, place
+from deepthin.engine.pack import ALIGNMENT, Packed, align, pack_tensors, place
 from deepthin.engine.shape import Shape
 from deepthin.engine.tensors import TensorSpec, tensor_specs
 
@@ -77,16 +78,20 @@ def plan_model(model: Model, *, lanes: int, q8_bias: int) -> Plan:
     tensors["token_embd"] = model.tensors["token_embd"]
     if not shape.tie_word_embeddings:
         tensors["output"] = model.tensors["output"]
+    vectors = {}
+    for spec in _vector_specs(shape):
+        vectors[spec.name] = model.tensors[spec.name].dequantize()
+        let_go(model.tensors[spec.name].stored)
     packed: dict[str, Packed] = {}
     end = 0
     for name, tensor in tensors.items():
         packed[name] = place(tensor.format, tensor.dims[0], tensor.dims[1], lanes, align(end))
         end = packed[name].scale_at + packed[name].scale_bytes
     arena = aligned_bytes(align(end))
-    for name, tensor in tensors.items():
-        pack_into(arena, packed[name], tensor, lanes, q8_bias)
+    pack_tensors(arena, [(packed[name], tensor) for name, tensor in tensors.items()], lanes, q8_bias)
+    for tensor in model.tensors.values():
+        let_go(tensor.stored)
     packed.setdefault("output", packed["token_embd"])
-    vectors = {spec.name: model.tensors[spec.name].dequantize() for spec in _vector_specs(shape)}
     blocks = [run // shape.layer_sharing for run in range(shape.num_executed_layers)]
     norms = _norms(shape, blocks, vectors, lanes)
     return Plan(shape, len(blocks), arena, _ops(shape, packed, blocks), norms, packed, shape.layer_sharing)

@@ -12,9 +12,10 @@ import numpy as np
 from deepthin.engine.arrays import F32, U8, U16
 from deepthin.engine.errors import FormatError, UnsupportedError
 from deepthin.engine.formats import BODY_QUANTS, BlockFormat
+from deepthin.engine.mapped import let_go
 from deepthin.engine.quants_k import dequantize_q6_k, dequantize_q45_k
 
-_CHUNK_VALUES = 1 << 22  # bounds temporaries to some 100 MB however large the tensor
+_CHUNK_VALUES = 1 << 20  # bounds temporaries to some 25 MB however large the tensor
 
 
 def quantize(values: F32, fmt: BlockFormat) -> U8:
@@ -53,6 +54,24 @@ def dequantize(data: U8, fmt: BlockFormat) -> F32:
         part = np.ascontiguousarray(data[start : start + step])
         blocks = part.reshape(-1, fmt.block_bytes).view(fmt.dtype)[:, 0]
         out[start : start + step] = _DEQUANTIZERS[fmt.name](blocks).reshape(len(part), cols)
+    return out
+
+
+def convert(data: U8, source: BlockFormat, fmt: BlockFormat) -> U8:
+    """Blocks ``data`` u8 [R, row_bytes] of ``source`` stored as ``fmt``, without all their values in memory at once.
+
+    Raises:
+        FormatError: the block does not divide a row, or a value does not fit.
+        UnsupportedError: the format is only read.
+    """
+    rows, stored_bytes = data.shape
+    cols = stored_bytes // source.block_bytes * source.block_elements
+    out = np.empty((rows, fmt.row_bytes(cols)), np.uint8)
+    step = max(1, _CHUNK_VALUES // max(1, cols))
+    for start in range(0, rows, step):
+        part = data[start : start + step]
+        out[start : start + step] = quantize(dequantize(part, source), fmt)
+        let_go(part)
     return out
 
 

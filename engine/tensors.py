@@ -6,6 +6,7 @@ Most GGUF architectures (``Architecture.interleaved``) store them interleaved; :
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,6 +50,11 @@ class TensorSpec:
 
 def tensor_specs(shape: Shape) -> list[TensorSpec]:
     """All tensors of ``shape`` in file order: embedding, blocks, final norm, and the head when it is untied."""
+    return list(_specs(shape))
+
+
+@functools.lru_cache(16)
+def _specs(shape: Shape) -> tuple[TensorSpec, ...]:
     width = shape.hidden_size
     specs = [TensorSpec("token_embd", (shape.vocab_size, width), "embedding", "model.embed_tokens.weight")]
     for layer in range(shape.num_layers):
@@ -56,7 +62,7 @@ def tensor_specs(shape: Shape) -> list[TensorSpec]:
     specs.append(TensorSpec("output_norm", (width,), "norm", "model.norm.weight"))
     if not shape.tie_word_embeddings:
         specs.append(TensorSpec("output", (shape.vocab_size, width), "head", "lm_head.weight"))
-    return specs
+    return tuple(specs)
 
 
 def _block_specs(shape: Shape, layer: int) -> list[TensorSpec]:

@@ -46,17 +46,18 @@ class Tokenizer:
     def __init__(self, spec: TokenizerSpec) -> None:
         import tokenizers
 
-        pre_tokenizer_named(spec.pre, "tokenizer")
+        pre = pre_tokenizer_named(spec.pre, "tokenizer")
         self.spec = spec
-        self._check()
+        merges = self._checked_merges()
         document = tokenizer_document(spec)
-        document |= {"added_tokens": [], "post_processor": None}
-        # A byte that is no token must keep its neighbours apart and then vanish; `tokenizers` would let them merge.
         vocab: dict[str, int] = document["model"]["vocab"]
+        # A byte that is no token must keep its neighbours apart and then vanish; `tokenizers` would let them merge.
         for spelling in BYTE_SPELLING.values():
             vocab.setdefault(spelling, len(vocab))
+        document |= {"added_tokens": [], "post_processor": None, "model": document["model"] | {"vocab": {}, "merges": []}}
         try:
             self._words: Any = tokenizers.Tokenizer.from_str(json.dumps(document))
+            self._words.model = tokenizers.models.BPE(vocab, merges, ignore_merges=pre.ignore_merges)  # as JSON it takes longer
         except Exception as error:  # the package raises nothing narrower
             raise FormatError(f"tokenizer: the vocabulary and its merges cannot be used ({str(error)[:200]})") from None
         special = [token for token, kind in enumerate(spec.token_types) if kind in _SPECIAL]
@@ -121,15 +122,18 @@ class Tokenizer:
         """The same tokenizer as the text of a Hugging Face ``tokenizer.json``."""
         return json.dumps(tokenizer_document(self.spec), indent=2, ensure_ascii=False) + "\n"
 
-    def _check(self) -> None:
+    def _checked_merges(self) -> list[tuple[str, str]]:
+        """Both halves of each merge, once it is known that every token is fit for use."""
         spec = self.spec
-        if len(spec.tokens) != len(spec.token_types) or len(set(spec.tokens)) != len(spec.tokens):
-            raise FormatError("tokenizer: every token needs a type and a text of its own")
         vocab = set(spec.tokens)
-        for number, merge in enumerate(spec.merges):
-            left, _, right = merge.partition(" ")
+        if len(spec.tokens) != len(spec.token_types) or len(vocab) != len(spec.tokens):
+            raise FormatError("tokenizer: every token needs a type and a text of its own")
+        merges = [(left, right) for left, _, right in [merge.partition(" ") for merge in spec.merges]]
+        for number, (left, right) in enumerate(merges):
             if left not in vocab or right not in vocab or left + right not in vocab:
-                raise FormatError(f"tokenizer: merge {number}, {ascii(merge)[:60]}, does not join two tokens into a third")
+                wrong = ascii(spec.merges[number])[:60]
+                raise FormatError(f"tokenizer: merge {number}, {wrong}, does not join two tokens into a third")
+        return merges
 
     def _fragments(self, text: str, parse_special: bool) -> list[str | int]:
         """``text`` cut at special tokens; empty pieces are left out."""

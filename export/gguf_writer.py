@@ -58,7 +58,7 @@ def write_gguf(model: Model, path: Path, *, file_format: BlockFormat | None = No
     infos, offset = bytearray(), 0
     for name, tensor in held:
         infos += _tensor_info(name, tensor, offset)
-        offset += _padded(tensor.data.nbytes)
+        offset += _padded(tensor.num_bytes)
     header = bytearray(MAGIC + struct.pack("<IQQ", VERSION, len(held), len(keys)))
     for name, kind, value in keys:
         header += _string(name) + _value(kind, value)
@@ -73,7 +73,7 @@ def write_gguf(model: Model, path: Path, *, file_format: BlockFormat | None = No
             written += data.nbytes
         for tensor in tables.values():
             file.write(tensor.data.data)
-            _pad(file, tensor.data.nbytes)
+            _pad(file, tensor.num_bytes)
     return written
 
 

@@ -213,7 +213,7 @@ def body_quant(model: Model) -> str:
 def stored_bytes_per_token(model: Model) -> int:
     """Bytes of the file that one decoded token reads: every tensor but the embedding, the head, and one embedding row."""
     embedding = model.tensors["token_embd"].data
-    others = sum(tensor.data.nbytes for name, tensor in model.tensors.items() if name != "token_embd")
+    others = sum(tensor.num_bytes for name, tensor in model.tensors.items() if name != "token_embd")
     return int(others + embedding.shape[1] + (embedding.nbytes if model.shape.tie_word_embeddings else 0))
 
 

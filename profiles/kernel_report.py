@@ -77,7 +77,7 @@ def kernel_report(model: Model) -> dict[str, Any]:
         "simd": simd_target(),
         "lanes": W,
         "packed_bytes": sum(one.num_bytes for one in packed.values()),
-        "stored_bytes": sum(model.tensors[name].data.nbytes for name in packed),
+        "stored_bytes": sum(model.tensors[name].num_bytes for name in packed),
         "groups": sorted(groups.values(), key=lambda group: order.index(group["role"])),
     }
 

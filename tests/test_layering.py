@@ -80,6 +80,13 @@ def test_import_deepthin_loads_no_numpy() -> None:
     assert "numpy" not in loaded_by("import deepthin")
 
 
+def test_generating_loads_no_exporter_and_no_searcher() -> None:
+    command = ["generate", "L=1,d=64,heads=1,ff=64,vocab=64", "--ids", "1,2", "-n", "2", "--quiet"]
+    loaded = loaded_by(f"from deepthin.cli.main import main; assert main({command}) == 0; print()")
+    assert {"numpy", "numba"} <= loaded
+    assert not loaded & {"onnx", "onnxruntime", "optuna", "llama_cpp", "tokenizers", "sqlite3", "concurrent"}
+
+
 def test_numba_compiles_in_one_place() -> None:
     for path in SOURCES:
         if path.name != "jit.py":

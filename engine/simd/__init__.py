@@ -48,6 +48,7 @@ from deepthin.engine.simd.vectors import (
     load_scalar_f32,
     store_scalar_f32,
 )
+from deepthin.engine.simd.words import load_half, load_word, store_half, store_word
 
 _v = Vectors(W, has_half_and_fma=has_half_and_fma())
 add = _v.add
@@ -125,11 +126,13 @@ __all__ = [
     "load_bytes",
     "load_f16",
     "load_f32",
+    "load_half",
     "load_s8",
     "load_scalar_bf16",
     "load_scalar_f16",
     "load_scalar_f32",
     "load_u8",
+    "load_word",
     "low_nibbles",
     "maximum",
     "mix_rows",
@@ -151,9 +154,11 @@ __all__ = [
     "start_narrow",
     "store_f16",
     "store_f32",
+    "store_half",
     "store_i8",
     "store_scalar_f16",
     "store_scalar_f32",
+    "store_word",
     "sub",
     "sub_i32",
     "with_high_bits",

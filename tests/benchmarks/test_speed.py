@@ -26,7 +26,7 @@ def load_script(name: str) -> Any:
     return sys.modules[name]
 
 
-models, tables = load_script("speed_models"), load_script("speed_tables")
+runs, models, tables = load_script("runs"), load_script("speed_models"), load_script("speed_tables")
 speed = load_script("speed")
 
 

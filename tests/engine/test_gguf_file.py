@@ -4,6 +4,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 from deepthin.engine.errors import FormatError
 from deepthin.engine.gguf_file import read_gguf
@@ -126,6 +128,20 @@ def test_header_larger_than_the_limit_is_refused(tmp_path: Path, monkeypatch: py
     path = tmp_path / "model.gguf"
     path.write_bytes(GgufBytes([key_text("a", "x" * 200)]).build())
     assert_refused(read_gguf, path, "makes the header longer than")
+
+
+@given(
+    st.lists(st.one_of(st.text(max_size=8), st.sampled_from(["", "\0", "a\0b", "e" * 255, "f" * 256, "é" * 128, "g" * 70000])))
+)
+@example(["a"] * 50 + ["f" * 256])
+@settings(derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_strings_of_any_length_and_content_are_read_as_written(tmp_path: Path, texts: list[str]) -> None:
+    path = tmp_path / "model.gguf"
+    keys = [key_array("texts", STRING, [string(text) for text in texts]), key_text("behind", "them")]
+    path.write_bytes(GgufBytes(keys).build())
+    file = read_gguf(path)
+    assert file.texts("texts") == texts
+    assert file.text("behind") == "them"
 
 
 def test_many_small_items_are_refused_before_they_are_held(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from deepthin.engine.formats import FORMATS
 from deepthin.engine.kernels import elementwise, matmul, matvec
 from deepthin.engine.kernels.rows import read_row
 from deepthin.engine.model import Tensor
-from deepthin.engine.pack import KERNEL_FORMATS, Packed, align, pack_into, place
+from deepthin.engine.pack import KERNEL_FORMATS, Packed, align, pack_tensors, place
 from deepthin.engine.plan import aligned_bytes
 from deepthin.engine.simd import Q8_BIAS, W
 from tests.support.k_blocks import stored
@@ -32,7 +32,7 @@ def _packed(tensor: Tensor, front: int = 0) -> tuple[np.ndarray, np.ndarray, Pac
     packed = place(tensor.format, tensor.dims[0], tensor.dims[1], W, align(front))
     arena = aligned_bytes(align(packed.scale_at + packed.scale_bytes))
     arena[: packed.data_at] = 0xFF
-    pack_into(arena, packed, tensor, W, Q8_BIAS)
+    pack_tensors(arena, [(packed, tensor)], W, Q8_BIAS)
     return arena, np.array([packed.op], np.int64), packed
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import gguf
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from deepthin.engine.errors import UnsupportedError, UsageError
 from deepthin.engine.formats import BODY_QUANTS, FORMATS, Q4_K, Q5_0, Q5_K, Q6_K, quant_named
 from deepthin.engine.model import random_model
-from deepthin.engine.quants import dequantize, quantize
+from deepthin.engine.quants import convert, dequantize, quantize
 from deepthin.engine.shape import Shape
 from tests.support.k_blocks import stored
 
@@ -94,3 +96,19 @@ def test_the_tests_own_k_blocks_are_close_to_their_values(name: str) -> None:
     values[0, :256] = 0
     error = np.abs(stored(values, FORMATS[name]).dequantize() - values)
     assert error.max() < {"q4_k": 0.3, "q5_k": 0.15, "q6_k": 0.1}[name]
+
+
+@pytest.mark.parametrize(("source", "target"), [("f16", "q8_0"), ("q8_0", "f32"), ("f32", "bf16"), ("q5_1", "q4_0")])
+def test_converting_equals_quantising_the_values_and_never_holds_them_all(
+    source: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = np.random.default_rng(0).standard_normal((1031, 512), np.float32)
+    data = quantize(values, FORMATS[source])
+    whole = quantize(dequantize(data, FORMATS[source]), FORMATS[target])
+    monkeypatch.setattr("deepthin.engine.quants._CHUNK_VALUES", 1 << 14)
+    tracemalloc.start()
+    made = convert(data, FORMATS[source], FORMATS[target])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    np.testing.assert_array_equal(made, whole)
+    assert peak < made.nbytes + (1 << 20) < made.nbytes + values.nbytes
