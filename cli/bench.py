@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from deepthin.cli.arguments import MAX_CONTEXT, add_source, argument, one_of, parse_threads, real, whole
 from deepthin.cli.outcome import Outcome
 from deepthin.cli.progress import Progress
-from deepthin.cli.ranges import parse_ranges
+from deepthin.cli.ranges import parse_pairs, parse_ranges
 from deepthin.cli.sizes import bytes_text, seconds_text
 from deepthin.cli.source import open_source, require_runnable
 from deepthin.cli.table import markdown, table
@@ -31,12 +31,13 @@ EXAMPLES = """examples:
   deepthin bench smollm2-135m --depth 1024              random weights in a known shape
   deepthin bench L=15,d=768,heads=12,kv=4,ff=2048,vocab=49152,tied --json
   deepthin bench model.gguf -p 512 -n 128 -d 0,512,2048 -t 1-2 --format llama-bench
+  deepthin bench model.gguf -p 0 -n 0 -pg 512,128 -pg 64,256      a prompt and its answer, timed together
   deepthin bench model.gguf -p 0 -n 0 --kernels         which kernel runs for each tensor; times nothing
   deepthin bench model.gguf -p 0 -n 0 --layers          where the time of a token goes
 
-tg128 is 128 single-token steps, pp256 a prompt of 256 tokens, as in llama-bench; lists (128,256) and ranges (0-4096+1024,
-128-2048*2) give one test each. Runtimes take turns within each round; an interval wider than 3 % is measured again or flagged.
-The share is weight bytes per token x tok/s over the read bandwidth.
+tg128 is 128 single-token steps, pp256 a prompt of 256 tokens, pp256+tg128 both in turn, as in llama-bench; lists (128,256)
+and ranges (0-4096+1024, 128-2048*2) give one test each. Runtimes take turns within each round; an interval wider than 3 % is
+measured again or flagged. The share is weight bytes per token x tok/s over the read bandwidth.
 """
 
 
@@ -59,6 +60,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "-n", "--gen", type=_numbers(0), default=(128,), metavar="N,N,..", help="decoded tokens; 0 is no such test (128)"
+    )
+    parser.add_argument(
+        "-pg",
+        "--prompt-gen",
+        type=argument(lambda text: parse_pairs(text, low=0, high=_MAX_TOKENS)),
+        action=_Gather,
+        default=(),
+        metavar="PP,TG",
+        help="a prompt of PP tokens and TG decoded after it, timed together; may be repeated (none)",
     )
     parser.add_argument(
         "-d", "--depth", type=_numbers(0), default=(0,), metavar="N,N,..", help="tokens cached before timing (0)"
@@ -95,9 +105,9 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
         other = "--json" if options.json else "--kernels" if options.kernels else "--layers"
         raise UsageError(f"--format llama-bench has no place for {other}; leave one of them out")
     options.json = options.json or options.format == "json"
-    if max(options.depth) + max(*options.prompt, *options.gen) > MAX_CONTEXT:
+    if max(options.depth) + max(*options.prompt, *options.gen, *map(sum, options.prompt_gen)) > MAX_CONTEXT:
         raise UsageError(
-            f"--depth with --prompt or --gen is over {MAX_CONTEXT} tokens, the most this engine caches; ask for less"
+            f"--depth with --prompt, --gen or -pg is over {MAX_CONTEXT} tokens, the most this engine caches; ask for less"
         )
     source = open_source(options.source)
     require_runnable(source.shape)
@@ -112,6 +122,7 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
         threads=options.threads or (default_threads(),),
         prompt=options.prompt,
         gen=options.gen,
+        prompt_gen=options.prompt_gen,
         depth=options.depth,
         against=tuple(options.against),
         repetitions=options.repetitions,
@@ -140,6 +151,14 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
     else:
         text = bench_text(body, markdown if options.format == "md" else _plain)
     return Outcome("bench", {"source": options.source, **body}, text)
+
+
+class _Gather(argparse.Action):
+    """Values of every time the option is given, one behind the other, in place of the default."""
+
+    def __call__(self, parser: object, namespace: argparse.Namespace, values: Any, option_string: object = None) -> None:
+        held = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, (() if held is self.default else held) + values)
 
 
 def _thread_counts(text: str) -> tuple[int, ...]:

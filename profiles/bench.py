@@ -1,7 +1,8 @@
 """Tokens per second of the engine and of peers on the same weights, interleaved; what ``deepthin bench`` prints.
 
 ``pp256`` and ``tg128`` mean what they mean in llama-bench: a prompt of random tokens into an empty cache, and single-token
-steps of random tokens, nothing tokenised or sampled, after ``depth`` untimed tokens. Lists give one test per combination.
+steps of random tokens, nothing tokenised or sampled, after ``depth`` untimed tokens; ``pp256+tg128`` is one behind the other,
+timed together. Lists give one test per combination.
 
 Before timing, each peer's logits along the engine's greedy text must be those of the same model.
 A speed stands beside its ceiling: weight bytes per token x tok/s over the measured read bandwidth for as many bytes.
@@ -45,16 +46,30 @@ class BenchTest(NamedTuple):
     """One thing to time.
 
     Attributes:
-        name: ``pp256`` or ``tg128``, with ``@d512`` at a depth, as in llama-bench.
-        method: of the contestants, ``prompt`` or ``decode``.
-        tokens: timed.
+        prompt: tokens taken in as one prompt; 0 is none.
+        gen: tokens taken in one by one after it; 0 is none.
         depth: cached before.
     """
 
-    name: str
-    method: str
-    tokens: int
+    prompt: int
+    gen: int
     depth: int
+
+    @property
+    def name(self) -> str:
+        """``pp256``, ``tg128`` or ``pp256+tg128``, with ``@d512`` at a depth, as in llama-bench."""
+        parts = [f"pp{self.prompt}"] * bool(self.prompt) + [f"tg{self.gen}"] * bool(self.gen)
+        return "+".join(parts) + (f"@d{self.depth}" if self.depth else "")
+
+    @property
+    def tokens(self) -> int:
+        """All that are timed."""
+        return self.prompt + self.gen
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether it reads all weights once per token, so that the memory's ceiling says something."""
+        return not self.prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +80,8 @@ class BenchConfig:
         threads: one bench per entry.
         prompt: tokens of each prompt test, 0 is none.
         gen: tokens of each decode test, 0 is none.
-        depth: tokens cached before either, untimed; all tests at each depth.
+        prompt_gen: tokens of a prompt and of the steps after it, timed together.
+        depth: tokens cached before any of them, untimed; all tests at each depth.
         against: peers, by name.
         repetitions: interleaved rounds of one batch.
         budget_s: seconds per test and thread count for further batches while an interval is wider than 3 %.
@@ -81,6 +97,7 @@ class BenchConfig:
     threads: tuple[int, ...]
     prompt: tuple[int, ...] = (256,)
     gen: tuple[int, ...] = (128,)
+    prompt_gen: tuple[tuple[int, int], ...] = ()
     depth: tuple[int, ...] = (0,)
     against: tuple[str, ...] = ()
     repetitions: int = 9
@@ -94,7 +111,8 @@ class BenchConfig:
         """Check everything before anything is loaded."""
         for name in self.against:
             peer_kind(name)
-        low = {"prompt": self.prompt, "gen": self.gen, "depth": self.depth}
+        together = tuple(count for pair in self.prompt_gen for count in pair)
+        low = {"prompt": self.prompt, "gen": self.gen, "prompt_gen": together, "depth": self.depth}
         for name, counts in low.items():
             if any(count < 0 for count in counts):
                 raise UsageError(f"bench: {name} is {min(counts)}, but at least 0 is needed")
@@ -110,7 +128,8 @@ class BenchConfig:
     @property
     def context(self) -> int:
         """Cached tokens to make room for."""
-        tokens = max(*self.prompt, *self.gen, LAYER_TOKENS if self.layers else 0, 0, 0)
+        together = map(sum, self.prompt_gen)
+        tokens = max(*self.prompt, *self.gen, *together, LAYER_TOKENS if self.layers else 0, 0)
         return max(max(self.depth) + tokens, _CHECKED_TOKENS)
 
     @property
@@ -118,9 +137,8 @@ class BenchConfig:
         """Every test, in llama-bench's order."""
         found = []
         for depth in self.depth:
-            suffix = f"@d{depth}" if depth else ""
-            found += [BenchTest(f"pp{count}{suffix}", "prompt", count, depth) for count in self.prompt if count]
-            found += [BenchTest(f"tg{count}{suffix}", "decode", count, depth) for count in self.gen if count]
+            pairs = [(count, 0) for count in self.prompt] + [(0, count) for count in self.gen]
+            found += [BenchTest(*pair, depth) for pair in (*pairs, *self.prompt_gen) if any(pair)]
         return list(dict.fromkeys(found))
 
 
@@ -172,6 +190,7 @@ def bench(
             "threads": list(config.threads),
             "prompt": list(config.prompt),
             "gen": list(config.gen),
+            "prompt_gen": [list(pair) for pair in config.prompt_gen],
             "depth": list(config.depth),
             "kv_format": config.kv_format,
             "repetitions": config.repetitions,
@@ -296,12 +315,12 @@ class _Run:
         self.say(f"timing {test.name}, {self.threads} threads: {', '.join(self.contestants)}")
         began = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         subjects: dict[str, Subject] = {name: self._subject(one, test) for name, one in self.contestants.items()}
-        if test.method == "decode":
+        if test.is_decode:
             subjects[_CEILING] = self._ceiling
         pids = [one.pid for one in self.contestants.values() if one.pid is not None]
         session = measure(subjects, self._rule, gates=("seconds",), instruments=Instruments.with_peers(pids), progress=self.say)
         self.document["sessions"].append({"test": test.name, "threads": self.threads, **session.state_json()})
-        if test.method == "decode":
+        if test.is_decode:
             bandwidth = session.measured(_CEILING, "bytes_per_s", "bytes/s").to_json()
             entry = {"test": test.name, "threads": self.threads, "num_bytes": self._ceiling_bytes, "bytes_per_s": bandwidth}
             self.document["bandwidth"].append(entry)
@@ -335,7 +354,7 @@ class _Run:
     def _row(self, session: Session, name: str, test: BenchTest, began: str) -> dict[str, Any]:
         num_bytes = self.bytes_per_token.get(name)
         share = None
-        if test.method == "decode" and num_bytes is not None:
+        if test.is_decode and num_bytes is not None:
             seconds, ceiling = session.samples[name]["seconds"], session.samples[_CEILING]["bytes_per_s"]
             pairs = zip(seconds, ceiling, strict=True)
             share = measured([num_bytes * test.tokens / s / rate for s, rate in pairs], "ratio").to_json()
@@ -344,8 +363,8 @@ class _Run:
             **self._label(name, test.name),
             "runtime_version": self.contestants[name].version,
             "status": "ran",
-            "n_prompt": test.tokens if test.method == "prompt" else 0,
-            "n_gen": test.tokens if test.method == "decode" else 0,
+            "n_prompt": test.prompt,
+            "n_gen": test.gen,
             "n_depth": test.depth,
             "test_time": began,
             "tok_s": session.rate(name, "seconds", test.tokens, "tok/s").to_json(),
@@ -369,8 +388,10 @@ class _Run:
 
         def run() -> Mapping[str, float]:
             ids = _random_ids(next(seeds), vocab, depth + test.tokens)
-            take = contestant.prompt if test.method == "prompt" else contestant.decode
-            return {"seconds": take(ids[depth:], ids[:depth])}
+            before, end = ids[:depth], depth + test.prompt
+            if test.prompt and test.gen:
+                return {"seconds": contestant.answer(ids[depth:end], ids[end:], before)}
+            return {"seconds": (contestant.prompt if test.prompt else contestant.decode)(ids[depth:], before)}
 
         return run
 

@@ -65,6 +65,9 @@ class Contestant(Protocol):
     def decode(self, ids: Sequence[int], before: Sequence[int]) -> float:
         """Seconds to take in ``ids`` one by one, after ``before`` (untimed) into an empty cache."""
 
+    def answer(self, prompt: Sequence[int], ids: Sequence[int], before: Sequence[int]) -> float:
+        """Seconds to take in ``prompt`` as one, then ``ids`` one by one, after ``before`` (untimed) into an empty cache."""
+
     def logits(self, ids: Sequence[int], before: Sequence[int]) -> F32:
         """Logits f32 [S, V] after each of ``ids``, taken in one by one after ``before``."""
 
@@ -104,6 +107,16 @@ class Engine:
         self._start(before)
         step = self._decoder.step
         start = time.perf_counter()
+        for token in ids:
+            step(token)
+        return time.perf_counter() - start
+
+    def answer(self, prompt: Sequence[int], ids: Sequence[int], before: Sequence[int]) -> float:
+        """See :class:`Contestant`."""
+        self._start(before)
+        step = self._decoder.step
+        start = time.perf_counter()
+        self._decoder.prefill(prompt)
         for token in ids:
             step(token)
         return time.perf_counter() - start
@@ -183,11 +196,15 @@ class Peer:
 
     def prompt(self, ids: Sequence[int], before: Sequence[int]) -> float:
         """See :class:`Contestant`."""
-        return self._seconds("prompt", ids, before)
+        return self._seconds("prompt", ids=ids, before=before)
 
     def decode(self, ids: Sequence[int], before: Sequence[int]) -> float:
         """See :class:`Contestant`."""
-        return self._seconds("decode", ids, before)
+        return self._seconds("decode", ids=ids, before=before)
+
+    def answer(self, prompt: Sequence[int], ids: Sequence[int], before: Sequence[int]) -> float:
+        """See :class:`Contestant`."""
+        return self._seconds("answer", prompt=prompt, ids=ids, before=before)
 
     def logits(self, ids: Sequence[int], before: Sequence[int]) -> F32:
         """See :class:`Contestant`."""
@@ -199,8 +216,9 @@ class Peer:
         """End the child."""
         self._child.close()
 
-    def _seconds(self, method: str, ids: Sequence[int], before: Sequence[int]) -> float:
-        seconds = float(self._child.call(method, ids=list(ids), before=list(before))["seconds"])
+    def _seconds(self, method: str, **tokens: Sequence[int]) -> float:
+        params: dict[str, Any] = {name: list(ids) for name, ids in tokens.items()}
+        seconds = float(self._child.call(method, **params)["seconds"])
         if seconds <= 0:
             raise PeerError(f"{self.name}: {method} reports {seconds} s, which no clock can show")
         return seconds

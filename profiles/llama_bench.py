@@ -37,7 +37,7 @@ def llama_bench_rows(body: Mapping[str, Any], machine: Mapping[str, Any], filena
 def _row(body: Mapping[str, Any], result: Mapping[str, Any], machine: Mapping[str, Any], filename: str) -> dict[str, Any]:
     runtime, tokens = result["runtime"], result["n_prompt"] + result["n_gen"]
     cache = _PEER_CACHES.get(runtime, body["config"]["kv_format"])
-    batch, ubatch = _BATCHES.get(runtime, (max(tokens, 1),) * 2)
+    batch, ubatch = _BATCHES.get(runtime, (max(result["n_prompt"] or tokens, 1),) * 2)
     samples_ns = [max(1, round(1e9 * tokens / rate)) for rate in result["tok_s"]["samples"]]
     samples_ts = [1e9 * tokens / ns for ns in samples_ns]
     return {

@@ -94,6 +94,17 @@ def decode(ids: list[int], before: list[int]) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - start}
 
 
+def answer(prompt: list[int], ids: list[int], before: list[int]) -> dict[str, Any]:
+    """Seconds to take in ``prompt`` as one, then ``ids`` one by one, after ``before`` (untimed) into an empty cache."""
+    here = _start(before)
+    data, singles = _tokens(prompt), [_tokens([token]) for token in ids]
+    start = time.perf_counter()
+    _decode(here, data, len(prompt))
+    for single in singles:
+        _decode(here, single, 1)
+    return {"seconds": time.perf_counter() - start}
+
+
 def logits(ids: list[int], before: list[int]) -> dict[str, Any]:
     """Logits f32 [S, V] after each of ``ids``, taken in one by one after ``before``, as :func:`decode` does."""
     here = _start(before)
@@ -147,4 +158,4 @@ def _on_log(level: int, text: bytes | None, _: object) -> None:
         print(text.decode("utf-8", "replace").strip(), flush=True)
 
 
-METHODS = {f.__name__: f for f in (version, load, unload, prompt, decode, logits)}
+METHODS = {f.__name__: f for f in (version, load, unload, prompt, decode, answer, logits)}

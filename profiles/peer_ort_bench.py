@@ -101,6 +101,16 @@ def decode(ids: list[int], before: list[int]) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - start}
 
 
+def answer(prompt: list[int], ids: list[int], before: list[int]) -> dict[str, Any]:
+    """Seconds to take in ``prompt`` as one, then ``ids`` one by one, after ``before`` (untimed) into an empty cache."""
+    here = _start(before)
+    start = time.perf_counter()
+    _run(here, prompt)
+    for token in ids:
+        _run(here, [token])
+    return {"seconds": time.perf_counter() - start}
+
+
 def logits(ids: list[int], before: list[int]) -> dict[str, Any]:
     """Logits f32 [S, V] after each of ``ids``, taken in one by one after ``before``, as :func:`decode` does."""
     here = _start(before)
@@ -134,4 +144,4 @@ def _run(here: _Loaded, ids: Sequence[int]) -> Any:
     return binding.get_outputs()[-1]  # in the order of binding, and the cache came first
 
 
-METHODS = {f.__name__: f for f in (version, load, unload, prompt, decode, logits)}
+METHODS = {f.__name__: f for f in (version, load, unload, prompt, decode, answer, logits)}

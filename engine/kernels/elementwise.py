@@ -17,13 +17,14 @@ from deepthin.engine.simd import (
     div,
     exp,
     fma,
+    larger,
     load_f32,
     maximum,
     mul,
     never_inline,
     reduce_add,
     reduce_add_i32,
-    reduce_max,
+    reduce_larger,
     round_i32,
     splat,
     splat_i32,
@@ -32,12 +33,16 @@ from deepthin.engine.simd import (
     sub,
 )
 
+_INFINITE = np.float32(np.inf)
+_SMALLEST = np.float32(2.0**-119)  # blocks with smaller numbers only count as zeros: 127 / peak would be infinite
+
 
 @kernel
 def rms_norm(out, out_at, x, x_at, weight, weight_at, width, eps):
     """Out = x / sqrt(mean(x²) + eps) * weight.
 
-    Shapes: f32 [width padded to W] each, from ``out_at``, ``x_at`` and ``weight_at`` on.
+    Shapes: f32 [width padded to W] each, from ``out_at``, ``x_at`` and ``weight_at`` on. All of out is NaN when a value of x is
+    not finite, or so large that f32 cannot hold the sum of squares.
     """
     never_inline()
     total = splat(np.float32(0))
@@ -45,7 +50,7 @@ def rms_norm(out, out_at, x, x_at, weight, weight_at, width, eps):
         v = load_f32(x, x_at + i)
         total = fma(v, v, total)
     mean = reduce_add(total) / np.float32(width)
-    scale = splat(np.float32(1) / np.sqrt(mean + eps))
+    scale = splat(np.float32(1) / np.sqrt(mean + eps) if mean < _INFINITE else np.float32(np.nan))
     for i in range(0, width, W):
         store_f32(out, out_at + i, mul(mul(load_f32(x, x_at + i), scale), load_f32(weight, weight_at + i)))
 
@@ -66,20 +71,25 @@ def quantize(x, x_at, width, xq, q_at, xs, xn, s_at):
     """Store x in blocks of 32 as i8 codes, f32 scales and i32 sums of codes: x ≈ xq * xs, scale = max|x| / 127.
 
     Shapes: x f32 [width], xq i8 [width], xs f32 [width // 32], xn i32 [width // 32], from the given offsets on; width is a
-    multiple of 32.
+    multiple of 32. A block with a value that is not finite gets codes of 0 and a scale that is not: 0 times that is NaN, so
+    every product with the block is.
     """
     never_inline()
     for b in range(width // 32):
         top = absolute(load_f32(x, x_at + b * 32))
         for i in range(W, 32, W):
-            top = maximum(top, absolute(load_f32(x, x_at + b * 32 + i)))
-        peak = reduce_max(top)
-        inverse = splat(np.float32(127) / peak if peak > 0 else np.float32(0))
+            top = larger(top, absolute(load_f32(x, x_at + b * 32 + i)))
+        peak = reduce_larger(top)
         total = splat_i32(np.int32(0))
-        for i in range(0, 32, W):
-            codes = round_i32(mul(load_f32(x, x_at + b * 32 + i), inverse))
-            store_i8(xq, q_at + b * 32 + i, codes)
-            total = add_i32(total, codes)
+        if peak >= _SMALLEST and peak < _INFINITE:
+            inverse = splat(np.float32(127) / peak)
+            for i in range(0, 32, W):
+                codes = round_i32(mul(load_f32(x, x_at + b * 32 + i), inverse))
+                store_i8(xq, q_at + b * 32 + i, codes)
+                total = add_i32(total, codes)
+        else:
+            for i in range(0, 32, W):
+                store_i8(xq, q_at + b * 32 + i, total)
         xs[s_at + b] = peak / np.float32(127)
         xn[s_at + b] = reduce_add_i32(total)
 
@@ -100,7 +110,7 @@ def relu2(x, start, stop):
     never_inline()
     zero = splat(np.float32(0))
     for i in range(start, stop, W):
-        v = maximum(load_f32(x, i), zero)
+        v = maximum(zero, load_f32(x, i))  # in this order NaN stays
         store_f32(x, i, mul(v, v))
 
 

@@ -61,6 +61,7 @@ div = _v.div
 exp = _v.exp
 fma = _v.fma
 high_nibbles = _v.high_nibbles
+larger = _v.larger
 load_bf16 = _v.load_bf16
 load_bytes = _v.load_bytes
 load_f16 = _v.load_f16
@@ -75,6 +76,7 @@ mul_i32 = _v.mul_i32
 raised = _v.raised
 reduce_add = _v.reduce_add
 reduce_add_i32 = _v.reduce_add_i32
+reduce_larger = _v.reduce_larger
 reduce_max = _v.reduce_max
 round_i32 = _v.round_i32
 splat = _v.splat
@@ -122,6 +124,7 @@ __all__ = [
     "futex_wait",
     "futex_wake",
     "high_nibbles",
+    "larger",
     "load_bf16",
     "load_bytes",
     "load_f16",
@@ -144,6 +147,7 @@ __all__ = [
     "read_cycles",
     "reduce_add",
     "reduce_add_i32",
+    "reduce_larger",
     "reduce_max",
     "round_i32",
     "score_rows",

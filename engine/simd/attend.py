@@ -270,7 +270,7 @@ class Attend:
             return value
         if kind == CACHE_Q8_0:
             return builder.sitofp(builder.sext(value, vector(I32, lanes)), v_f32)
-        return builder.fpext(value, v_f32) if self.native else f16_to_f32(builder, value, lanes, special=True)
+        return builder.fpext(value, v_f32) if self.native else f16_to_f32(builder, value, lanes)
 
     def _ask_ahead(self, context: Any, builder: Any, array_type: Any, array: Any, at: Any) -> None:
         """Prefetch what follows ``at`` at a distance: perhaps the next chunk's, perhaps nothing of use; never faults."""

@@ -16,23 +16,18 @@ from deepthin.engine.simd._ir import FLOAT, HALF, I8, I16, I32, Vec, call, const
 _EXP2 = [1.0, 0.6931471805599453, 0.24022650695910072, 0.05550410866482158, 0.009618129107628477]
 _EXP2 += [0.0013333558146428443, 0.00015403530393381608, 1.5252733804059841e-05]
 _LOG2_E = 1.4426950408889634
-_EXP_LOW, _EXP_HIGH = -87.3, 88.7  # the results stay normal f32 numbers
+_EXP_LOW, _EXP_HIGH = -87.3, 88.7  # a normal f32 number at the low end, 2^128 = infinity at the high one
 
 
-def f16_to_f32(builder: Any, bits: Any, lanes: int, *, special: bool = False) -> Any:
-    """Widen i16 vector ``bits`` holding f16 to f32 with integer steps only, for CPUs without a conversion.
-
-    Exact for zeros, subnormals and normals. Infinities and NaN come out as large finite numbers, since weights hold neither,
-    unless ``special`` asks for them.
-    """
+def f16_to_f32(builder: Any, bits: Any, lanes: int) -> Any:
+    """Widen i16 vector ``bits`` holding f16 to f32 with integer steps only, for CPUs without a conversion; always exact."""
     wide = builder.zext(bits, vector(I32, lanes))
     sign = builder.shl(builder.and_(wide, constant(I32, lanes, 0x8000)), constant(I32, lanes, 16))
     magnitude = builder.shl(builder.and_(wide, constant(I32, lanes, 0x7FFF)), constant(I32, lanes, 13))
     scaled = builder.fmul(builder.bitcast(magnitude, vector(FLOAT, lanes)), constant(FLOAT, lanes, 2.0**112))
-    result = builder.bitcast(scaled, vector(I32, lanes))
-    if special:
-        is_special = builder.icmp_unsigned(">=", magnitude, constant(I32, lanes, 0x7C00 << 13))
-        result = builder.select(is_special, builder.or_(magnitude, constant(I32, lanes, 0x7F800000)), result)
+    is_special = builder.icmp_signed(">", magnitude, constant(I32, lanes, (0x7C00 << 13) - 1))  # infinity and NaN
+    special = builder.or_(magnitude, constant(I32, lanes, 0x7F800000))
+    result = builder.select(is_special, special, builder.bitcast(scaled, vector(I32, lanes)))
     return builder.bitcast(builder.or_(result, sign), vector(FLOAT, lanes))
 
 
@@ -125,6 +120,7 @@ class Vectors:
         self.mul_i32 = binary(i32, lambda b, x, y: b.mul(x, y))
         self.maximum = binary(f32, lambda b, x, y: b.select(b.fcmp_ordered(">", x, y), x, y))
         self.absolute = unary(f32, f32, lambda b, x: call(b, f"llvm.fabs.v{lanes}f32", v_f32, [x]))
+        self.larger = binary(f32, self._larger)
         self.as_f32 = unary(f32, i32, lambda b, x: b.sitofp(x, v_f32))
         self.low_nibbles = unary(byte, byte, lambda b, x: b.and_(x, constant(I8, 4 * lanes, 15)))
         self.high_nibbles = unary(byte, byte, lambda b, x: b.lshr(x, constant(I8, 4 * lanes, 4)))
@@ -241,6 +237,10 @@ class Vectors:
             return types.float32(f32), lambda context, builder, signature, args: self._tree(builder, args[0], "max")
 
         @intrinsic
+        def reduce_larger(typing: Any, v: Any) -> Any:
+            return types.float32(f32), lambda context, builder, signature, args: self._tree(builder, args[0], "larger")
+
+        @intrinsic
         def prefetch(typing: Any, array: Any, index: Any) -> Any:
             """Ask for the cache line of element ``index``, into every level; never faults."""
 
@@ -254,7 +254,8 @@ class Vectors:
         self.fma, self.splat, self.splat_i32, self.broadcast4 = fma, splat_f32, splat_i32, broadcast4
         self.store_f32, self.store_i8 = store_f32, store_i8
         self.store_f16, self.store_scalar_f16 = store_f16, store_scalar_f16
-        self.reduce_add, self.reduce_add_i32, self.reduce_max = reduce_add, reduce_add_i32, reduce_max
+        self.reduce_add, self.reduce_add_i32 = reduce_add, reduce_add_i32
+        self.reduce_max, self.reduce_larger = reduce_max, reduce_larger
         self.prefetch, self.with_high_bits, self.splat_byte = prefetch, with_high_bits, splat_byte
 
     def _shifted(self, builder: Any, value: Any, shift: Any, count: Any) -> Any:
@@ -272,9 +273,17 @@ class Vectors:
             high = builder.shuffle_vector(value, undefined, ir.Constant(vector(I32, lanes), list(range(lanes, 2 * lanes))))
             if kind == "max":
                 value = builder.select(builder.fcmp_ordered(">", low, high), low, high)
+            elif kind == "larger":
+                value = self._larger(builder, low, high)
             else:
                 value = getattr(builder, kind)(low, high)
         return builder.extract_element(value, ir.Constant(I32, 0))
+
+    def _larger(self, builder: Any, x: Any, y: Any) -> Any:
+        """The larger of two that are not negative; NaN is the largest of all, which no comparison of floats would make it."""
+        bits = ir.VectorType(I32, x.type.count)
+        is_x = builder.icmp_signed(">", builder.bitcast(x, bits), builder.bitcast(y, bits))
+        return builder.select(is_x, x, y)
 
     def _round_i32(self, builder: Any, value: Any) -> Any:
         """Nearest integer, ties to even, as i32."""
@@ -283,7 +292,10 @@ class Vectors:
         return builder.fptosi(whole, vector(I32, self.lanes))
 
     def _exp(self, builder: Any, value: Any) -> Any:
-        """e^value, clamped to [-87.3, 88.7]; relative error below 2.5e-7 (a few ulp). NaN stays NaN."""
+        """e^value, relative error below 2.5e-7 (a few ulp); below -87.3 it stays e^-87.3, above 88.37 it is infinite.
+
+        NaN stays NaN.
+        """
         lanes, v_f32 = self.lanes, vector(FLOAT, self.lanes)
         low, high = constant(FLOAT, lanes, _EXP_LOW), constant(FLOAT, lanes, _EXP_HIGH)
         value = builder.select(builder.fcmp_ordered(">", low, value), low, value)

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 
@@ -40,6 +41,8 @@ def test_a_table_names_who_could_not_take_part(capsys: pytest.CaptureFixture[str
         (["--threads", "0"], "--threads: 0 is outside 1 to"),
         (["--depth", "1048576", "--prompt", "1048576", "--threads", "100000000000"], "is outside 1 to"),
         (["-p", "8-4"], "holds no number"),
+        (["-pg", "512"], "--prompt-gen: '512' is no list of pairs; write a prompt and what follows it, such as 512,128"),
+        (["-pg", "1048576,1048576", "-d", "2100000"], "is above 1048576"),
         (["--format", "llama-bench", "--kernels"], "has no place for --kernels"),
         (["--format", "llama-bench", "--json"], "has no place for --json"),
     ],
@@ -86,3 +89,16 @@ def test_kernels_alone(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert "tok/s" not in text
     assert "rows.read_row" in text
+
+
+def test_prompts_with_answers_gather_and_win_over_the_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    settings = tmp_path / "run.toml"
+    settings.write_text("[bench]\nprompt-gen = [8, 2, 4, 4]\n")
+    arguments = ["bench", TINY, "-p", "0", "-n", "0", "-t", "1", "--budget-s", "0", "-r", "2", "--quiet", "-o", "llama-bench"]
+    found = []
+    for more in (["-pg", "5,2", "-pg", "6-7,3"], []):
+        assert main([*arguments, "--config", str(settings), *more]) == 0
+        found.append([(row["n_prompt"], row["n_gen"]) for row in json.loads(capsys.readouterr().out)])
+    assert found == [[(5, 2), (6, 3), (7, 3)], [(8, 2), (4, 4)]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -48,6 +50,18 @@ def _magnitudes(tensor: Tensor) -> np.ndarray:
     return np.sum([np.abs(part.dequantize().astype(np.float64)) for part in parts or [tensor]], axis=0)  # type: ignore[no-any-return]
 
 
+def _product(arena: np.ndarray, ops: np.ndarray, tiles: int, x: F32) -> F32:
+    """W x f32 [rows padded to W], every operand at an odd place of a larger array and the arena off its alignment."""
+    xq, xs, xn = _quantized_activation(x) if len(x) % 32 == 0 else (np.zeros(0, np.int8), np.zeros(0, np.float32), None)
+    beside = [np.concatenate([np.full(at, 77, part.dtype), part]) for at, part in ((3, x), (5, xq), (1, xs))]
+    sums = np.concatenate([np.full(1, 77, np.int32), np.zeros(0, np.int32) if xn is None else xn])
+    moved = np.concatenate([np.zeros(1, np.uint8), arena])[1:]
+    out = np.full(tiles * W + 8, np.nan, np.float32)
+    matvec.matvec(out, 7, moved, ops, 0, beside[0], 3, beside[1], 5, beside[2], sums, 1, 0, tiles)
+    assert np.isnan(out[:7]).all() and np.isnan(out[-1]), "values beside the range were written"
+    return out[7:-1]
+
+
 def _quantized_activation(x: F32) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     xq, xs, xn = np.zeros(len(x), np.int8), np.zeros(len(x) // 32, np.float32), np.zeros(len(x) // 32, np.int32)
     elementwise.quantize(x, 0, len(x), xq, 0, xs, xn, 0)
@@ -66,36 +80,48 @@ def test_matvec_equals_numpy_on_the_same_operands(name: str, rows: int, cols: in
     assert_matvec_equals_numpy(stored(_random(rows, cols), FORMATS[name]))
 
 
-def assert_matvec_equals_numpy(tensor: Tensor) -> None:
+@pytest.mark.parametrize("scale", [0.0, 1e-42, 1e-37, 1e-30, 1e30])
+@pytest.mark.parametrize("name", KERNEL_FORMATS)
+def test_activations_of_any_size(name: str, scale: float) -> None:
+    cols = max(96, FORMATS[name].block_elements)
+    assert_matvec_equals_numpy(stored(_random(17, cols), FORMATS[name]), np.float32(scale))
+
+
+def assert_matvec_equals_numpy(tensor: Tensor, scale: np.float32 = np.float32(1)) -> None:  # noqa: B008
     rows, cols = tensor.dims
     name = tensor.format.name
     arena, ops, packed = _packed(tensor, front=100)
-    x = _random(cols, seed=1)
-    xq, xs, xn = _quantized_activation(x)
-    out = np.full(_padded(rows) + 8, np.nan, np.float32)
-    matvec.matvec(out, 8, arena, ops, 0, x, 0, xq, 0, xs, xn, 0, 0, packed.tiles)
-
-    used = (
-        (xq.reshape(-1, 32) * xs[:, None].astype(np.float64)).reshape(-1)
-        if FORMATS[name].is_quantized
-        else x.astype(np.float64)
-    )
+    x = scale * _random(cols, seed=1)
+    out = _product(arena, ops, packed.tiles, x)[:rows]
+    used = x.astype(np.float64)
+    if FORMATS[name].is_quantized:
+        xq, xs, _ = _quantized_activation(x)
+        used = (xq.reshape(-1, 32) * xs[:, None].astype(np.float64)).reshape(-1)
     expected = tensor.dequantize().astype(np.float64) @ used
-    # f32 rounding only: at most cols + a few roundings, each eps of the sum of magnitudes
-    bound = (cols + 8) * np.finfo(np.float32).eps * (_magnitudes(tensor) @ np.abs(used))
-    np.testing.assert_array_less(np.abs(out[8 : 8 + rows] - expected), bound + 1e-30)
-    assert np.isnan(out[:8]).all(), "rows before the range were written"
+    # f32 rounding only: at most cols + a few roundings, each eps of the sum of magnitudes; and steps below the normal numbers
+    float32 = np.finfo(np.float32)
+    bound = (cols + 8) * (float32.eps * (_magnitudes(tensor) @ np.abs(used)) + 256 * float32.tiny)
+    np.testing.assert_array_less(np.abs(out - expected), bound)
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 4, 7, 9])
 @pytest.mark.parametrize("name", KERNEL_FORMATS)
 def test_matmul_gives_each_token_the_bits_of_matvec(name: str, tokens: int) -> None:
-    cols, rows, pad = max(96, 2 * FORMATS[name].block_elements), 37, 5
+    cols, rows = max(96, 2 * FORMATS[name].block_elements), 37
     tensor = stored(_random(rows, cols), FORMATS[name])
+    x = _random(tokens, cols, seed=1)
     arena, ops, packed = _packed(tensor)
-    wide, blocks = cols + 32, cols // 32 + 1
+    for one, given in zip(_matmul(tensor, x), x, strict=True):
+        np.testing.assert_array_equal(one, _product(arena, ops, packed.tiles, given))
+
+
+def _matmul(tensor: Tensor, given: F32) -> F32:
+    """W x of each token of f32 [tokens, columns]: f32 [tokens, rows padded to W]; operands and results lie apart."""
+    tokens, cols = given.shape
+    arena, ops, packed = _packed(tensor)
+    wide, blocks, pad = cols + 32, cols // 32 + 1, 5
     x = np.zeros((tokens, wide), np.float32)
-    x[:, :cols] = _random(tokens, cols, seed=1)
+    x[:, :cols] = given
     xq = np.zeros((tokens, wide), np.int8)
     xs, xn = np.zeros((tokens, blocks), np.float32), np.zeros((tokens, blocks), np.int32)
     for m in range(tokens):
@@ -103,44 +129,76 @@ def test_matmul_gives_each_token_the_bits_of_matvec(name: str, tokens: int) -> N
             x.reshape(-1), m * wide, cols, xq.reshape(-1), m * wide, xs.reshape(-1), xn.reshape(-1), m * blocks
         )
     flat = x.reshape(-1), xq.reshape(-1), xs.reshape(-1), xn.reshape(-1)
-    out = np.zeros((tokens, _padded(rows) + pad), np.float32)
+    out = np.zeros((tokens, packed.tiles * W + pad), np.float32)
     matmul.matmul(
-        out.reshape(-1),
-        0,
-        out.shape[1],
-        arena,
-        ops,
-        0,
-        flat[0],
-        0,
-        wide,
-        flat[1],
-        0,
-        wide,
-        *flat[2:],
-        0,
-        blocks,
-        tokens,
-        0,
-        packed.tiles,
-    )
-    for m in range(tokens):
-        one = np.zeros(_padded(rows), np.float32)
-        matvec.matvec(one, 0, arena, ops, 0, flat[0], m * wide, flat[1], m * wide, *flat[2:], m * blocks, 0, packed.tiles)
-        np.testing.assert_array_equal(out[m, : _padded(rows)], one)
-    assert not out[:, _padded(rows) :].any(), "values beyond a token's rows were written"
+        out.reshape(-1), 0, out.shape[1], arena, ops, 0, flat[0], 0, wide, flat[1], 0, wide, *flat[2:], 0, blocks,
+        tokens, 0, packed.tiles,
+    )  # fmt: skip
+    assert not out[:, -pad:].any(), "values beyond a token's rows were written"
+    return out[:, :-pad]
 
 
 @pytest.mark.parametrize("cols", [1, 7, 50])
 @pytest.mark.parametrize("name", ["f32", "f16", "bf16"])
 def test_float_matvec_takes_any_width(name: str, cols: int) -> None:
-    tensor = Tensor.from_values(_random(20, cols), FORMATS[name])
-    arena, ops, packed = _packed(tensor)
+    assert_matvec_equals_numpy(Tensor.from_values(_random(20, cols), FORMATS[name]))
+
+
+BAD = (np.nan, np.inf, -np.inf)
+
+
+@pytest.mark.parametrize("name", KERNEL_FORMATS)
+def test_an_activation_that_is_not_finite_reaches_every_output(name: str) -> None:
+    """At each place of a block, where the largest value is looked for in steps of a vector; the last block is whole."""
+    cols = max(64, FORMATS[name].block_elements)
+    arena, ops, packed = _packed(stored(_random(5, cols), FORMATS[name]))
+    for bad in BAD:
+        for at in (*range(32), cols - 1):
+            x = _random(cols, seed=1)
+            x[at] = bad
+            out = _product(arena, ops, packed.tiles, x)[:5]
+            assert not np.isfinite(out).any(), (bad, at)
+            assert np.isnan(out).all() or np.isinf(bad), (bad, at)
+
+
+@pytest.mark.parametrize("name", KERNEL_FORMATS)
+def test_one_tokens_infinity_leaves_the_others_alone(name: str) -> None:
+    cols = max(64, FORMATS[name].block_elements)
+    tensor = stored(_random(W + 1, cols), FORMATS[name])
+    x = _random(6, cols, seed=1)
+    clean = _matmul(tensor, x)
+    for at, bad in ((1, np.nan), (4, np.inf)):
+        x[at, 40] = bad
+    found = _matmul(tensor, x)
+    assert not np.isfinite(found[[1, 4], : W + 1]).any()
+    np.testing.assert_array_equal(found[[0, 2, 3, 5]], clean[[0, 2, 3, 5]])
+
+
+@pytest.mark.parametrize("name", KERNEL_FORMATS)
+def test_a_weight_that_is_not_finite_spoils_its_row_alone(name: str) -> None:
+    """As a value, or as a scale or minimum of a block."""
+    fmt = FORMATS[name]
+    cols = 2 * max(32, fmt.block_elements)
+    clean = stored(_random(W + 3, cols), fmt)
     x = _random(cols, seed=1)
-    out = np.zeros(_padded(20), np.float32)
-    xq, xs, xn = np.zeros(0, np.int8), np.zeros(0, np.float32), np.zeros(0, np.int32)
-    matvec.matvec(out, 0, arena, ops, 0, x, 0, xq, 0, xs, xn, 0, 0, packed.tiles)
-    np.testing.assert_allclose(out[:20], tensor.dequantize() @ x, rtol=2e-5, atol=1e-5)
+    arena, ops, packed = _packed(clean)
+    expected = _product(arena, ops, packed.tiles, x)
+    fields = [field for field in ("d", "m", "dmin") if field in (fmt.dtype.names or ())]
+    for field in fields:
+        for bad in BAD:
+            data = clean.data.copy()
+            blocks = data.reshape(-1).view(fmt.dtype).reshape(W + 3, -1)
+            value = np.array([bad], np.float32)
+            blocks[field][W - 2, -1] = value.view(np.uint16)[1] if name == "bf16" else value[0]
+            tensor = Tensor(fmt, clean.dims, data)
+            arena, ops, packed = _packed(tensor)
+            out = _product(arena, ops, packed.tiles, x)
+            assert not np.isfinite(out[W - 2]), (field, bad)
+            out[W - 2] = expected[W - 2]
+            np.testing.assert_array_equal(out, expected)
+            row = np.zeros(cols, np.float32)
+            read_row(row, 0, arena, ops, 0, W - 2)
+            assert not np.isfinite(row[-1]) and np.isfinite(row[: cols // 2]).all(), (field, bad)
 
 
 @pytest.mark.parametrize("name", [name for name, fmt in FORMATS.items() if fmt.is_quantized])
@@ -232,6 +290,18 @@ def test_quantize_is_within_half_a_step_and_sums_its_codes() -> None:
     assert not xq[32:64].any() and xs[1] == 0
 
 
+@pytest.mark.parametrize("bad", BAD)
+def test_quantize_marks_the_blocks_that_are_not_finite(bad: float) -> None:
+    for at in range(32, 64):
+        x = _random(96)
+        x[at] = bad
+        xq, xs, xn = _quantized_activation(x)
+        assert not np.isfinite(xs[1]) and not xq[32:64].any() and xn[1] == 0
+        clean = _quantized_activation(_random(96))
+        for found, wanted, wide in zip((xq, xs, xn), clean, (32, 1, 1), strict=True):
+            np.testing.assert_array_equal(np.delete(found, slice(wide, 2 * wide)), np.delete(wanted, slice(wide, 2 * wide)))
+
+
 @pytest.mark.parametrize("width", [1, 16, 50, 576])
 def test_rms_norm(width: int) -> None:
     x, weight = np.zeros(_padded(width), np.float32), np.zeros(_padded(width), np.float32)
@@ -243,6 +313,27 @@ def test_rms_norm(width: int) -> None:
     np.testing.assert_allclose(out, expected, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("bad", [*BAD, 1e30])
+def test_rms_norm_hides_nothing(bad: float) -> None:
+    """An infinite sum of squares would turn every number into zero."""
+    x, weight = _random(4 * W), np.ones(4 * W, np.float32)
+    x[2 * W + 3] = bad
+    out = np.zeros_like(x)
+    elementwise.rms_norm(out, 0, x, 0, weight, 0, 3 * W + 1, np.float32(1e-5))
+    assert not np.isfinite(out[: 3 * W + 1]).any()
+
+
+@pytest.mark.parametrize("activation", [elementwise.relu2, elementwise.gelu])
+def test_activations_without_a_gate_pass_nan_and_infinity_on(activation: Any) -> None:
+    x = np.full(2 * W, 0.5, np.float32)
+    x[[1, W]] = np.nan, np.inf
+    activation(x, 0, 2 * W)
+    np.testing.assert_array_equal(np.flatnonzero(~np.isfinite(x)), [1, W])
+    x[:] = -np.inf
+    activation(x, 0, 2 * W)
+    assert (x == 0).all() if activation is elementwise.relu2 else np.isnan(x).all()  # as max(x, 0)^2 and x sigmoid(..) are
+
+
 def test_swiglu_over_the_whole_range_of_exp() -> None:
     gate = np.linspace(-120, 120, 16 * 100, dtype=np.float32)
     up = np.ones_like(gate)
@@ -251,6 +342,9 @@ def test_swiglu_over_the_whole_range_of_exp() -> None:
     exact = gate.astype(np.float64)
     expected = exact / (1 + np.exp(-exact))
     np.testing.assert_allclose(out, expected, rtol=1e-6, atol=1e-35)
+    out[:4] = -1e38, -np.inf, np.inf, np.nan  # x sigmoid(x): 0, -infinity times 0, infinity, NaN
+    elementwise.swiglu(out, up, 0, W)
+    assert out[0] == 0 and out[2] == np.inf and np.isnan(out[[1, 3]]).all()
 
 
 def test_swiglu_passes_nan_on() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from deepthin.engine.errors import FormatError
 from deepthin.engine.formats import BODY_QUANTS
 from deepthin.export.parity import compare_logits
-from deepthin.export.tolerances import Budget, all_budgets, budget_named, parse_budgets
+from deepthin.export.tolerances import Budget, all_budgets, budget_named, gate, parse_budgets, parse_gates
 
 BUDGET = Budget("test", nmse=1e-6, position_nmse=1e-4, kl=1e-6, position_kl=1e-4, near_tie=1e-3, reason="only for this test")
 LOOSE = Budget("loose", nmse=1e9, position_nmse=1e9, kl=1e9, position_kl=1e9, near_tie=1e9, reason="only for this test")
@@ -150,3 +150,27 @@ def test_budgets_are_read() -> None:
 def test_budgets_without_reason_or_sense_are_refused(text: str, message: str) -> None:
     with pytest.raises(FormatError, match=message):
         parse_budgets(text, "t.toml")
+
+
+def test_gates_stand_beside_budgets() -> None:
+    text = f"[a.b]\n{GOOD}[gate.c]\nkl=1e-3\nties=8\nreason='because it was measured like so'\n"
+    assert parse_gates(text, "t.toml") == {"c": {"kl": 1e-3, "ties": 8.0}}
+    assert list(parse_budgets(text, "t.toml")) == ["a.b"]
+    assert gate("random_f32")["nmse"] < gate("random_int8")["nmse"]
+    with pytest.raises(FormatError, match="there is no gate 'random_q2'; the gates are random_f32"):
+        gate("random_q2")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[gate.c]\nkl=1e-3\n", r"\[gate\.c\] needs a reason and at least one limit"),
+        ("[gate.c]\nreason='because it was measured like so'\n", "at least one limit"),
+        ("[gate.c]\nkl=1e-3\nreason=' '\n", r"\[gate\.c\] reason is ' '; say in a sentence why"),
+        ("[gate.c]\nkl=0\nreason='because it was measured like so'\n", "kl is 0, but a positive number"),
+        ("gate = 3", r"\[gate\.\] needs a reason"),
+    ],
+)
+def test_gates_without_reason_or_sense_are_refused(text: str, message: str) -> None:
+    with pytest.raises(FormatError, match=message):
+        parse_gates(text, "t.toml")

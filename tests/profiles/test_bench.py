@@ -50,6 +50,9 @@ class FakeRuntime:
     def decode(self, ids: Sequence[int], before: Sequence[int]) -> float:
         return self._take("decode", ids, before)
 
+    def answer(self, prompt: Sequence[int], ids: Sequence[int], before: Sequence[int]) -> float:
+        return self._take("answer", [*prompt, *ids], before)
+
     def _take(self, method: str, ids: Sequence[int], before: Sequence[int]) -> float:
         self.left -= 1
         if self.left < 0:
@@ -145,6 +148,20 @@ def test_lists_give_every_combination_in_llama_bench_order(model: Model, fakes: 
     assert config(prompt=(8, 16), depth=(0, 5)).context == 21
 
 
+def test_a_prompt_and_its_answer_are_timed_together(model: Model, fakes: dict[str, Any]) -> None:
+    wanted = config(prompt=(8,), gen=(0,), prompt_gen=((6, 4), (0, 3), (8, 0), (0, 0), (6, 4)), depth=(0, 5))
+    document = bench(model, wanted, files={"llama.cpp": Path("any.gguf")})
+    found = [(row["test"], row["n_prompt"], row["n_gen"], row["n_depth"]) for row in rows(document, "llama.cpp")]
+    assert found[:3] == [("pp8", 8, 0, 0), ("pp6+tg4", 6, 4, 0), ("tg3", 0, 3, 0)]
+    assert found[3:] == [("pp8@d5", 8, 0, 5), ("pp6+tg4@d5", 6, 4, 5), ("tg3@d5", 0, 3, 5)]
+    together = rows(document, "deepthin")[1]
+    assert together["tok_s"]["median"] == pytest.approx(1000.0)
+    assert together["roofline_share"] is None
+    assert {("prompt", 8, 0), ("answer", 10, 0), ("decode", 3, 5)} < set(fakes["llama.cpp"].asked)
+    assert document["config"]["prompt_gen"] == [[6, 4], [0, 3], [8, 0], [0, 0], [6, 4]]
+    assert config(prompt_gen=((30, 12),), depth=(5,)).context == 47
+
+
 def test_kernels_alone_load_and_time_nothing(model: Model, fakes: dict[str, Any]) -> None:
     document = bench(model, config(prompt=(0,), gen=(0,), kernels=True))
     assert (document["results"], document["sessions"]) == ([], [])
@@ -214,6 +231,7 @@ def test_a_peer_without_file_or_writer_is_a_usage_error(model: Model, fakes: dic
         ({"threads": ()}, "threads"),
         ({"threads": (0,)}, "threads"),
         ({"prompt": (8, -1)}, "prompt is -1"),
+        ({"prompt_gen": ((8, -2),)}, "prompt_gen is -2"),
         ({"depth": ()}, "depth is empty"),
         ({"repetitions": 0}, "repetitions is 0"),
         ({"prompt": (0,), "gen": ()}, "nothing to time"),
@@ -254,12 +272,14 @@ def test_real_runtimes_agree_and_are_timed(quant: str) -> None:
     model = lively_model(tiny_shape("smollm_like"), quant=quant)
     document = bench(
         model,
-        config(against=("llama.cpp", "onnxruntime"), prompt=(20,), gen=(3,), depth=(6,), repetitions=2),
+        config(against=("llama.cpp", "onnxruntime"), prompt=(20,), gen=(3,), prompt_gen=((9, 2),), depth=(6,), repetitions=2),
         writers=WRITERS,
         strict=True,
     )
     assert [(row["runtime"], row["test"], row["status"]) for row in document["results"]] == [
-        (runtime, test, "ran") for test in ("pp20@d6", "tg3@d6") for runtime in ("deepthin", "llama.cpp", "onnxruntime")
+        (runtime, test, "ran")
+        for test in ("pp20@d6", "tg3@d6", "pp9+tg2@d6")
+        for runtime in ("deepthin", "llama.cpp", "onnxruntime")
     ]
     for row in document["results"]:
         assert Measured.from_json(row["tok_s"]).median > 0

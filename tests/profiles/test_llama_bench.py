@@ -80,6 +80,12 @@ def test_samples_mean_and_deviation_by_hand() -> None:
     assert row["model_type"] == "llama 2.50M Q4_0"
 
 
+def test_a_prompt_with_its_answer_fills_both_fields() -> None:
+    row = {"runtime": "onnxruntime", "test": "pp6+tg4", "n_prompt": 6, "n_gen": 4, "n_depth": 0}
+    (found,) = llama_bench_rows(body(**row, tok_s={"samples": [100.0]}), {}, "x")
+    assert (found["n_prompt"], found["n_gen"], found["avg_ns"], found["n_batch"]) == (6, 4, 100_000_000, 6)
+
+
 def test_one_sample_has_no_deviation() -> None:
     (row,) = llama_bench_rows(body(tok_s={"samples": [100.0]}), {}, "x")
     assert (row["avg_ns"], row["stddev_ns"], row["stddev_ts"]) == (40_000_000, 0, 0.0)

@@ -19,7 +19,7 @@ def llama_cpp_quantize(source: Path, out: Path, file_type: str) -> Path:
     """Convert the f32 or f16 file ``source`` to the mix that llama.cpp calls ``file_type``."""
     llama_cpp.llama_log_set(_silent, ctypes.c_void_p(0))
     params = llama_cpp.llama_model_quantize_default_params()
-    params.nthread, params.ftype = 1, FILE_TYPES[file_type]
+    params.nthread, params.ftype = 2, FILE_TYPES[file_type]
     status = llama_cpp.llama_model_quantize(str(source).encode(), str(out).encode(), ctypes.byref(params))
     if status:
         raise ValueError(f"llama.cpp does not quantise {source} to {file_type}: status {status}")
