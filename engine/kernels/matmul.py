@@ -197,6 +197,7 @@ def tiles_bf16(
 
 if simd_target() == "neon_i8mm":
     from deepthin.engine.kernels.matmul_i8mm import tiles_q4_0, tiles_q4_1, tiles_q5_0, tiles_q5_1, tiles_q8_0
+    from deepthin.engine.kernels.matmul_k_i8mm import tiles_q4_k, tiles_q5_k, tiles_q6_k
 
 
 @kernel

@@ -13,10 +13,21 @@ from typing import Any
 from llvmlite import ir
 from numba.core import types
 
-from deepthin.engine.simd._ir import I8, I32, Vec, call, halves, intrinsic, joined, needs, pointer, vector
+from deepthin.engine.simd._ir import I8, I32, Vec, call, constant, halves, intrinsic, joined, needs, pointer, vector
 from deepthin.engine.simd.neon_dotprod import Q8_BIAS, W, dot4_nibbles, dot4_q8
 
-__all__ = ["Q8_BIAS", "W", "dot4_nibbles", "dot4_q8", "dot8_pair", "load_pair", "of_first", "of_second", "splat_pair"]
+__all__ = [
+    "Q8_BIAS",
+    "W",
+    "dot4_nibbles",
+    "dot4_q8",
+    "dot8_pair",
+    "less_32",
+    "load_pair",
+    "of_first",
+    "of_second",
+    "splat_pair",
+]
 
 _i32, _bytes = Vec("i32", W), Vec("i8", 4 * W)
 _pair_i32, _pair_bytes = Vec("i32", 2 * W), Vec("i8", 16)
@@ -68,6 +79,16 @@ def dot8_pair(typing: Any, acc: Any, left: Any, right: Any, activations: Any) ->
         return joined(builder, joined(builder, *sums[:2]), joined(builder, *sums[2:]))
 
     return _pair_i32(_pair_i32, _bytes, _bytes, _pair_bytes), emit
+
+
+@intrinsic
+def less_32(typing: Any, codes: Any) -> Any:
+    """Codes 0..63 less their offset; ``smmla`` takes signed bytes, so nothing is left to correct afterwards."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.sub(args[0], constant(I8, 4 * W, 32))
+
+    return _bytes(_bytes), emit
 
 
 def _of(token: int) -> Any:

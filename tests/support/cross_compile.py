@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 _PROGRAM = """
@@ -19,7 +20,7 @@ import llvmlite.binding.targets as targets
 
 import deepthin.engine.cpu as cpu
 
-machine, cpu_name, features, system = sys.argv[1:]
+machine, cpu_name, features, system, wanted = sys.argv[1:]
 if machine:
     host = targets.FeatureMap({part[1:]: part[0] == "+" for part in features.split(",") if part})
     platform.machine = lambda: machine
@@ -38,15 +39,10 @@ f32, i32, i8, u8, n = float32[::1], int32[::1], int8[::1], uint8[::1], int64
 block_vector = (f32, n, u8, n, n, n, i8, n, f32, i32, n, n, n)
 float_vector = (f32, n, u8, n, n, f32, n, n, n)
 block_tiles = (f32, n, n, u8, n, n, n, i8, n, n, f32, i32, n, n, n, n, n)
-kernels = {
-    matvec.matvec_q4_0: block_vector,
-    matvec.matvec_q8_0: block_vector,
-    matvec.matvec_f16: float_vector,
-    matmul.tiles_q4_0: block_tiles,
-    matmul.tiles_q8_0: block_tiles,
-    matmul.tiles_q5_0: block_tiles,
-    sync.wait_while: (i32, n, n, int32, n),
-}
+kernels = {matvec.matvec_f16: float_vector, sync.wait_while: (i32, n, n, int32, n)}
+for name in wanted.split():
+    kernels[getattr(matvec, "matvec_" + name)] = block_vector
+    kernels[getattr(matmul, "tiles_" + name)] = block_tiles
 found = {"target": cpu.simd_target()}
 for kernel, signature in kernels.items():
     kernel.compile(signature)
@@ -56,9 +52,18 @@ print(json.dumps(found))
 
 
 def kernel_assembly(
-    cache: Path, machine: str = "", cpu: str = "", features: str = "", *, hwcap: str = "", simd: str = ""
+    cache: Path,
+    machine: str = "",
+    cpu: str = "",
+    features: str = "",
+    *,
+    hwcap: str = "",
+    simd: str = "",
+    formats: Sequence[str] = ("q4_0", "q8_0"),
 ) -> dict[str, str]:
     """Assembly text by kernel, and under ``target`` the SIMD target that was chosen.
+
+    The kernels are those of both phases for ``formats``, and one that multiplies floats, and the one that waits.
 
     Args:
         cache: an empty folder for compiled kernels.
@@ -67,12 +72,13 @@ def kernel_assembly(
         features: LLVM's list of the host's features, such as ``+avx2,+fma``.
         hwcap: those that an arm64 system lists besides, apart by blanks.
         simd: the target to force; empty for the best.
+        formats: names of block formats.
     """
     environment = {**os.environ, "DEEPTHIN_CACHE_DIR": str(cache)}
     if machine:
         environment["DEEPTHIN_SIMD"] = simd
     result = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, machine, cpu, features, hwcap],
+        [sys.executable, "-c", _PROGRAM, machine, cpu, features, hwcap, " ".join(formats)],
         capture_output=True,
         text=True,
         env=environment,
