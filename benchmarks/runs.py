@@ -1,4 +1,4 @@
-"""What the benchmark scripts share: where results are stored, under which name, and kernels compiled before anything is timed."""
+"""What the benchmark scripts share: where results are stored, and kernels compiled before anything is timed."""
 
 from __future__ import annotations
 

@@ -26,7 +26,8 @@ def load_script(name: str) -> Any:
     return sys.modules[name]
 
 
-runs, models, tables = load_script("runs"), load_script("speed_models"), load_script("speed_tables")
+load_script("runs")
+models, tables = load_script("speed_models"), load_script("speed_tables")
 speed = load_script("speed")
 
 
