@@ -12,8 +12,6 @@ from itself when it takes the same tokens one by one, and how far either side is
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
 import tempfile
 from collections import Counter
@@ -23,15 +21,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from llama_cpp_quantize import llama_cpp_quantize
+from runs import RESULTS, ROOT, commit, stored_at, write_lines
+from speed_models import smollm2_path
 
 from deepthin.engine.arrays import F32, F64
 from deepthin.engine.errors import DeepthinError, UsageError
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # for what it shares with the other script and with the tests
-RESULTS = ROOT / "benchmarks" / "results"
 TEXT = ROOT / "tests" / "support" / "prose.txt"
 SCHEMA = "deepthin/agreement-benchmark/1"
+ENDING = "-agreement"  # of the files of results
 OWN = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1")  # written by our exporter
 PEERS = ("Q5_0", "Q5_1", "Q4_K_M", "Q5_K_M", "Q6_K")  # by llama.cpp's own quantiser, which mixes formats where rows are short
 FORMATS = (*OWN, *PEERS)
@@ -45,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         lines = measure(options, sys.argv[1:] if argv is None else list(argv))
         if options.save:
-            print(f"stored in {save(lines, RESULTS).relative_to(ROOT)}", file=sys.stderr)
+            print(f"stored in {write_lines(stored_at(lines[0], RESULTS, ENDING), lines).relative_to(ROOT)}", file=sys.stderr)
     except DeepthinError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -73,7 +72,6 @@ def measure(options: argparse.Namespace, arguments: Sequence[str]) -> list[dict[
         UsageError: the model has no tokenizer, the text is too short, or a format is unknown.
         PeerError: llama.cpp is not installed or refuses a file.
     """
-    from benchmarks.decode import commit, smollm2_path
     from deepthin.engine.child import Child
     from deepthin.engine.load import load_model
     from deepthin.engine.reference import Reference
@@ -149,7 +147,6 @@ class Files:
             UsageError: no such format.
         """
         from deepthin.export.gguf_writer import write_gguf
-        from tests.support.llama_cpp_quantize import llama_cpp_quantize
 
         if name not in FORMATS:
             raise UsageError(f"format {name!r} is unknown; take some of {', '.join(FORMATS)}")
@@ -253,20 +250,6 @@ def render(lines: Sequence[Mapping[str, Any]]) -> str:
             f"llama-cpp-python {versions.get('llama-cpp-python', 'unknown')}; near-tie: {first['near_tie']} nats.",
         ]
     )
-
-
-def save(lines: Sequence[Mapping[str, Any]], results: Path) -> Path:
-    """Store ``lines`` as ``<machine>/<date>-<commit>-agreement.jsonl``; a file of that name is replaced whole."""
-    from deepthin.profiles.machine import machine_name
-
-    first = lines[0]
-    folder = results / machine_name(first["machine"])
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{first['created_utc'][:10]}-{first['commit']}{'-dirty' if first['dirty'] else ''}-agreement.jsonl"
-    unfinished = path.with_suffix(".partial")
-    unfinished.write_text("".join(json.dumps(line, allow_nan=False) + "\n" for line in lines), encoding="utf-8")
-    os.replace(unfinished, path)
-    return path
 
 
 if __name__ == "__main__":

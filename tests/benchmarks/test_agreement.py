@@ -16,7 +16,8 @@ from deepthin.engine.errors import UsageError
 from deepthin.engine.load import load_model
 from deepthin.engine.model import Model
 from deepthin.export.tolerances import gate
-from tests.benchmarks.test_decode import load_script, record
+from tests.benchmarks.test_speed import record
+from tests.support.benchmark_scripts import load_script
 
 agreement = load_script("agreement")
 TOKENS = 512
@@ -117,7 +118,7 @@ def test_results_are_stored_apart_and_shown(tmp_path: Path) -> None:
         "llama_cpp_itself": distances | {"kl_mean": 3e-3},
         "engine_to_truth": distances | {"kl_mean": 4e-3},
     }
-    path = agreement.save([line], tmp_path)
+    path = agreement.write_lines(agreement.stored_at(line, tmp_path, agreement.ENDING), [line])
     assert path.name == "2026-01-02-abcdef0123-agreement.jsonl"
     assert [json.loads(text) for text in path.read_text().splitlines()] == [line]
     text = agreement.render([line])

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +8,8 @@ import pytest
 
 from deepthin.engine.errors import FormatError, UsageError
 from deepthin.profiles.statistics import measured
+from tests.support.benchmark_scripts import load_script
 
-SCRIPTS = Path(__file__).parents[2] / "benchmarks"
-
-
-def load_script(name: str) -> Any:
-    """Scripts are no package: they are loaded from their files, and find each other as when they are run."""
-    if name not in sys.modules:
-        spec = spec_from_file_location(name, SCRIPTS / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-    return sys.modules[name]
-
-
-load_script("runs")
 models, tables = load_script("speed_models"), load_script("speed_tables")
 speed = load_script("speed")
 

@@ -15,10 +15,10 @@ from deepthin.engine.model import Model
 from deepthin.engine.shape import Shape
 from deepthin.engine.tensors import canonical_row_order, tensor_specs
 from deepthin.export.tolerances import gate
+from tests.support.benchmark_scripts import load_script
 from tests.support.float64_decoder import float64_logits
 from tests.support.gguf_files import write_gguf
 from tests.support.llama_cpp_logits import llama_cpp_logits
-from tests.support.llama_cpp_quantize import llama_cpp_quantize
 from tests.support.tiny_models import PROMPT, lively_model
 
 WIDE = Shape.parse("L=8,d=256,heads=4,kv=2,ff=512,vocab=300,tied,ctx=64")
@@ -49,7 +49,7 @@ def test_what_llama_cpp_quantised_runs_as_in_llama_cpp(
     shape: Shape, file_type: str, wanted: set[str], tmp_path: Path
 ) -> None:  # fmt: skip
     plain = write_gguf(tmp_path / "plain.gguf", lively_model(shape))
-    path = llama_cpp_quantize(plain, tmp_path / "quantised.gguf", file_type)
+    path = load_script("llama_cpp_quantize").llama_cpp_quantize(plain, tmp_path / "quantised.gguf", file_type)
     model = load_model(path)
     assert set(formats(model)) == wanted
 
