@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from llama_cpp_quantize import llama_cpp_quantize
 from runs import RESULTS, ROOT, commit, stored_at, write_lines
 from speed_models import smollm2_path
 
@@ -155,6 +154,8 @@ class Files:
             if name in OWN:
                 write_gguf(self._source.quantized(name), path)
             else:
+                from llama_cpp_quantize import llama_cpp_quantize
+
                 llama_cpp_quantize(self.path("f32"), path, name)
         return path
 
