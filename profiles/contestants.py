@@ -249,10 +249,10 @@ class Agreement:
 
 
 # A wrong weight layout, RoPE or norm gives an NMSE near 1. Two runtimes that round activations to 8 bits differ by up to
-# 5e-4 (seen on SmolLM2, Q4_0), and by 0.04 standard deviations where their largest logits differ along greedy text.
+# 5e-4 (seen on SmolLM2, Q4_0), and by 0.04 to 0.2 standard deviations where their largest logits differ along greedy text.
 # `deepthin verify` holds each to far tighter budgets of its own.
 MAX_NMSE = 2e-2
-NEAR_TIE = 0.15  # standard deviations of a row of logits
+NEAR_TIE = 0.5  # standard deviations of a row of logits, as export/tolerances.toml has it for 8-bit activations
 
 
 def agreement(ours: F32, theirs: F32) -> Agreement:
