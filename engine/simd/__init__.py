@@ -22,9 +22,9 @@ else:
     from deepthin.engine.simd.portable import Q8_BIAS, W, dot4_nibbles, dot4_q8
 
 if simd_target() == "avx2":
-    from deepthin.engine.simd.avx2 import Q6_BIAS, dot_narrow, dot_narrow_6bit, end_narrow, start_narrow
+    from deepthin.engine.simd.avx2 import Q6_BIAS, dot_narrow, dot_narrow_6bit, end_narrow, start_narrow, together
 else:
-    from deepthin.engine.simd.wide import Q6_BIAS, wide_sums
+    from deepthin.engine.simd.wide import Q6_BIAS, together, wide_sums
 
     start_narrow, end_narrow = wide_sums(W)
     dot_narrow = dot_narrow_6bit = dot4_nibbles
@@ -160,5 +160,6 @@ __all__ = [
     "store_scalar_f32",
     "sub",
     "sub_i32",
+    "together",
     "with_high_bits",
 ]
