@@ -28,7 +28,7 @@ from deepthin.engine.kernels.blocks import (
 from deepthin.engine.kernels.matmul_5bit import tiles_q5_0, tiles_q5_1
 from deepthin.engine.kernels.matmul_k import tiles_q4_k, tiles_q5_k, tiles_q6_k
 from deepthin.engine.kernels.matvec import BF16, F16, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, matvec
-from deepthin.engine.simd import W, broadcast_f32, fma, load_bf16, load_f16, load_f32, never_inline
+from deepthin.engine.simd import W, allow_dots, broadcast_f32, fma, load_bf16, load_f16, load_f32, never_inline
 
 
 @kernel
@@ -36,6 +36,7 @@ def tiles_q8_0(
     out, out_at, out_stride, arena, data_at, scale_at, cols, xq, q_at, q_stride, xs, xn, s_at, s_stride, whole, t0, t1
 ):  # fmt: skip
     """Products of tiles t0..t1-1 for the first ``whole`` tokens, as ``matvec_q8_0``. Four tokens share each load."""
+    allow_dots()
     blocks = cols // 32
     for t in range(t0, t1):
         for m in range(0, whole, 4):
@@ -52,6 +53,7 @@ def tiles_q4_0(
     out, out_at, out_stride, arena, data_at, scale_at, cols, xq, q_at, q_stride, xs, xn, s_at, s_stride, whole, t0, t1
 ):  # fmt: skip
     """As :func:`tiles_q8_0` for ``matvec_q4_0``."""
+    allow_dots()
     blocks = cols // 32
     for t in range(t0, t1):
         for m in range(0, whole, 4):
@@ -68,6 +70,7 @@ def tiles_q4_1(
     out, out_at, out_stride, arena, data_at, scale_at, cols, xq, q_at, q_stride, xs, xn, s_at, s_stride, whole, t0, t1
 ):  # fmt: skip
     """As :func:`tiles_q8_0` for ``matvec_q4_1``."""
+    allow_dots()
     blocks = cols // 32
     for t in range(t0, t1):
         for m in range(0, whole, 4):

@@ -6,7 +6,7 @@ import numpy as np
 
 from deepthin.engine.jit import kernel
 from deepthin.engine.kernels.blocks import apart, four, four_lows_1, four_q5_0, four_q5_1, further, plus, store, zeros
-from deepthin.engine.simd import W
+from deepthin.engine.simd import W, allow_dots
 
 
 @kernel
@@ -14,6 +14,7 @@ def tiles_q5_0(
     out, out_at, out_stride, arena, data_at, scale_at, cols, xq, q_at, q_stride, xs, xn, s_at, s_stride, whole, t0, t1
 ):  # fmt: skip
     """Products of tiles t0..t1-1 for the first ``whole`` tokens, as ``matvec_q5_0``. Four tokens share each load."""
+    allow_dots()
     blocks = cols // 32
     for t in range(t0, t1):
         for m in range(0, whole, 4):
@@ -30,6 +31,7 @@ def tiles_q5_1(
     out, out_at, out_stride, arena, data_at, scale_at, cols, xq, q_at, q_stride, xs, xn, s_at, s_stride, whole, t0, t1
 ):  # fmt: skip
     """As :func:`tiles_q5_0` for ``matvec_q5_1``."""
+    allow_dots()
     blocks = cols // 32
     for t in range(t0, t1):
         for m in range(0, whole, 4):

@@ -18,7 +18,7 @@ from deepthin.engine.kernels.blocks import (
     store,
     zeros,
 )
-from deepthin.engine.simd import W
+from deepthin.engine.simd import W, allow_dots
 
 
 @kernel
@@ -26,6 +26,7 @@ def tiles_q4_k(
     out, out_at, out_stride, arena, data_at, scale_at, cols, xq, q_at, q_stride, xs, xn, s_at, s_stride, whole, t0, t1
 ):  # fmt: skip
     """Products of tiles t0..t1-1 for the first ``whole`` tokens, as ``matvec_q4_k``. Four tokens share each load."""
+    allow_dots()
     supers = cols // 256
     for t in range(t0, t1):
         for m in range(0, whole, 4):
@@ -50,6 +51,7 @@ def tiles_q5_k(
     out, out_at, out_stride, arena, data_at, scale_at, cols, xq, q_at, q_stride, xs, xn, s_at, s_stride, whole, t0, t1
 ):  # fmt: skip
     """As :func:`tiles_q4_k` for ``matvec_q5_k``."""
+    allow_dots()
     supers = cols // 256
     for t in range(t0, t1):
         for m in range(0, whole, 4):
@@ -74,6 +76,7 @@ def tiles_q6_k(
     out, out_at, out_stride, arena, data_at, scale_at, cols, xq, q_at, q_stride, xs, xn, s_at, s_stride, whole, t0, t1
 ):  # fmt: skip
     """As :func:`tiles_q4_k` for ``matvec_q6_k``."""
+    allow_dots()
     supers = cols // 256
     for t in range(t0, t1):
         for m in range(0, whole, 4):

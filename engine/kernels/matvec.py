@@ -11,7 +11,8 @@ Layout of a packed tensor (made by ``engine/pack.py``), rows padded with zeros t
     scales           f16    [t][block][row] (q8_0, q4_0, q5_0), [t][block][d then m][row] (q4_1, q5_1)
     q5_0, q5_1       ``matvec_5bit.py``          q4_k, q5_k, q6_k   ``matvec_k.py``
 So one vector holds the same columns of W rows, four broadcast activation bytes meet it, and a lane's sum is its row's:
-no horizontal sums, and the order of every sum is the same on one thread or many.
+no horizontal sums, and the order of every sum is the same on one thread or many. Four tiles go together, one from each quarter
+of the range (``blocks.py`` says why); which tiles those are changes no sum.
 
 The activation comes as f32 ``x`` [C] from ``x_at`` on and, for block formats, as i8 ``xq`` [C] from ``q_at`` with f32 ``xs``
 [B] scales and i32 ``xn`` [B] sums of ``xq`` over each block (the correction for weights stored with an offset) from ``s_at``.
@@ -35,7 +36,7 @@ from deepthin.engine.kernels.blocks import (
 )
 from deepthin.engine.kernels.matvec_5bit import matvec_q5_0, matvec_q5_1
 from deepthin.engine.kernels.matvec_k import matvec_q4_k, matvec_q5_k, matvec_q6_k
-from deepthin.engine.simd import W, broadcast_f32, fma, load_bf16, load_f16, load_f32
+from deepthin.engine.simd import W, allow_dots, broadcast_f32, fma, load_bf16, load_f16, load_f32
 
 F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K = range(11)
 
@@ -88,6 +89,7 @@ def matvec_bf16(out, out_at, arena, data_at, cols, x, x_at, t0, t1):
 @kernel
 def matvec_q8_0(out, out_at, arena, data_at, scale_at, cols, xq, q_at, xs, xn, s_at, t0, t1):
     """out[out_at + r] = sum over blocks of d_w * d_x * (sum of q_w * q_x), exact in i32 within a block."""
+    allow_dots()
     blocks = cols // 32
     for i in range((t1 - t0 + 3) // 4):
         tiles = four_tiles(t0, t1, i)
@@ -101,6 +103,7 @@ def matvec_q8_0(out, out_at, arena, data_at, scale_at, cols, xq, q_at, xs, xn, s
 @kernel
 def matvec_q4_0(out, out_at, arena, data_at, scale_at, cols, xq, q_at, xs, xn, s_at, t0, t1):
     """As :func:`matvec_q8_0` for nibbles with offset 8."""
+    allow_dots()
     blocks = cols // 32
     for i in range((t1 - t0 + 3) // 4):
         tiles = four_tiles(t0, t1, i)
@@ -114,6 +117,7 @@ def matvec_q4_0(out, out_at, arena, data_at, scale_at, cols, xq, q_at, xs, xn, s
 @kernel
 def matvec_q4_1(out, out_at, arena, data_at, scale_at, cols, xq, q_at, xs, xn, s_at, t0, t1):
     """out[out_at + r] = sum over blocks of d_w * d_x * (sum of q_w * q_x) + m_w * d_x * (sum of q_x)."""
+    allow_dots()
     blocks = cols // 32
     for i in range((t1 - t0 + 3) // 4):
         tiles = four_tiles(t0, t1, i)

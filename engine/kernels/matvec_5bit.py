@@ -23,12 +23,13 @@ from deepthin.engine.kernels.blocks import (
     times,
     zeros,
 )
-from deepthin.engine.simd import W
+from deepthin.engine.simd import W, allow_dots
 
 
 @kernel
 def matvec_q5_0(out, out_at, arena, data_at, scale_at, cols, xq, q_at, xs, xn, s_at, t0, t1):
     """out[out_at + r] = sum over blocks of d_w * d_x * (sum of (q_w - 16) * q_x), exact in i32 within a block."""
+    allow_dots()
     blocks = cols // 32
     for i in range((t1 - t0 + 3) // 4):
         tiles = four_tiles(t0, t1, i)
@@ -42,6 +43,7 @@ def matvec_q5_0(out, out_at, arena, data_at, scale_at, cols, xq, q_at, xs, xn, s
 @kernel
 def matvec_q5_1(out, out_at, arena, data_at, scale_at, cols, xq, q_at, xs, xn, s_at, t0, t1):
     """out[out_at + r] = sum over blocks of d_w * d_x * (sum of q_w * q_x) + m_w * d_x * (sum of q_x)."""
+    allow_dots()
     blocks = cols // 32
     for i in range((t1 - t0 + 3) // 4):
         tiles = four_tiles(t0, t1, i)

@@ -30,7 +30,7 @@ from deepthin.engine.kernels.blocks import (
     times,
     zeros,
 )
-from deepthin.engine.simd import W
+from deepthin.engine.simd import W, allow_dots
 
 
 @kernel
@@ -39,6 +39,7 @@ def matvec_q4_k(out, out_at, arena, data_at, scale_at, cols, xq, q_at, xs, xn, s
 
     From it goes the sum over super-blocks of dmin * (sum over blocks of min * d_x * (sum of q_x)). A block's sums are exact.
     """
+    allow_dots()
     supers = cols // 256
     for i in range((t1 - t0 + 3) // 4):
         tiles = four_tiles(t0, t1, i)
@@ -60,6 +61,7 @@ def matvec_q4_k(out, out_at, arena, data_at, scale_at, cols, xq, q_at, xs, xn, s
 @kernel
 def matvec_q5_k(out, out_at, arena, data_at, scale_at, cols, xq, q_at, xs, xn, s_at, t0, t1):
     """As :func:`matvec_q4_k`, with fifth bits as in ``matvec_q5_0``."""
+    allow_dots()
     supers = cols // 256
     for i in range((t1 - t0 + 3) // 4):
         tiles = four_tiles(t0, t1, i)
@@ -84,6 +86,7 @@ def matvec_q6_k(out, out_at, arena, data_at, scale_at, cols, xq, q_at, xs, xn, s
 
     s = sum of (q_w - 32) * q_x over 16 columns, exact in i32.
     """
+    allow_dots()
     supers = cols // 256
     for i in range((t1 - t0 + 3) // 4):
         tiles = four_tiles(t0, t1, i)

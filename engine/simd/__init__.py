@@ -30,8 +30,8 @@ else:
     dot_narrow = dot_narrow_6bit = dot4_nibbles
 
 from deepthin.engine.simd.attend import CACHE_F16, CACHE_F32, CACHE_Q8_0, MAX_ROWS, Attend
+from deepthin.engine.simd.inline import allow_dots, always_inline
 from deepthin.engine.simd.sync import (
-    always_inline,
     atomic_add,
     atomic_exchange,
     atomic_load,
@@ -85,7 +85,6 @@ store_i8 = _v.store_i8
 store_scalar_f16 = _v.store_scalar_f16
 sub = _v.sub
 sub_i32 = _v.sub_i32
-prefetch = _v.prefetch
 _attend = Attend(W, dot4_q8, Q8_BIAS, has_half_and_fma=has_half_and_fma())
 mix_one = _attend.mix_one
 mix_wide = _attend.mix_wide
@@ -105,6 +104,7 @@ __all__ = [
     "absolute",
     "add",
     "add_i32",
+    "allow_dots",
     "always_inline",
     "as_f32",
     "atomic_add",
@@ -140,7 +140,6 @@ __all__ = [
     "mul",
     "mul_i32",
     "never_inline",
-    "prefetch",
     "raised",
     "read_cycles",
     "reduce_add",

@@ -119,4 +119,4 @@ def together(typing: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
         changed = builder.asm(function_type, "", "=x,=x,=x,=x,0,1,2,3", args, False)
         return context.make_tuple(builder, signature.return_type, [builder.extract_value(changed, k) for k in range(4)])
 
-    return types.UniTuple(a, 4)(a, b, c, d), emit
+    return types.UniTuple(a, 4)(a, b, c, d), emit  # type: ignore[attr-defined]

@@ -38,4 +38,4 @@ def together(typing: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return context.make_tuple(builder, signature.return_type, args)
 
-    return types.UniTuple(a, 4)(a, b, c, d), emit
+    return types.UniTuple(a, 4)(a, b, c, d), emit  # type: ignore[attr-defined]

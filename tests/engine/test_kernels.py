@@ -173,18 +173,18 @@ def test_largest_codes_meet_largest_activations_exactly(name: str) -> None:
     signs[1] = -1
     signs[2, ::2] = -1
     signs[3] = np.random.default_rng(0).choice([-1, 1], fmt.block_elements)
-    xq, blocks = np.int8(127) * signs, fmt.block_elements // 32
-    xs, xn = np.ones(4 * blocks, np.float32), xq.reshape(-1, 32).sum(axis=1, dtype=np.int32)
+    xq, count = np.int8(127) * signs, fmt.block_elements // 32
+    xs, xn = np.ones(4 * count, np.float32), xq.reshape(-1, 32).sum(axis=1, dtype=np.int32)
     expected = xq.astype(np.float64) @ tensor.dequantize().T.astype(np.float64)
     together, cols = np.zeros((4, W), np.float32), fmt.block_elements
     flat = xq.reshape(-1)
     matmul.matmul(
-        together.reshape(-1), 0, W, arena, ops, 0, xs, 0, 0, flat, 0, cols, xs, xn, 0, blocks, 4, 0, packed.tiles
+        together.reshape(-1), 0, W, arena, ops, 0, xs, 0, 0, flat, 0, cols, xs, xn, 0, count, 4, 0, packed.tiles
     )  # fmt: skip
     np.testing.assert_array_equal(together, expected)
     for m in range(4):
         out = np.zeros(W, np.float32)
-        matvec.matvec(out, 0, arena, ops, 0, xs, 0, flat, m * cols, xs, xn, m * blocks, 0, packed.tiles)
+        matvec.matvec(out, 0, arena, ops, 0, xs, 0, flat, m * cols, xs, xn, m * count, 0, packed.tiles)
         np.testing.assert_array_equal(out, expected[m])
 
 
