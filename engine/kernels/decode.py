@@ -40,7 +40,7 @@ from deepthin.engine.kernels.elementwise import add_rows, gelu, quantize, relu2,
 from deepthin.engine.kernels.matmul import matmul
 from deepthin.engine.kernels.matvec import Q8_0
 from deepthin.engine.kernels.rows import read_row
-from deepthin.engine.kernels.sync import JOB, JOB_PARKED, STOP, barrier, in_step, publish, thread_word, wait_while
+from deepthin.engine.kernels.sync import JOB, JOB_PARKED, STOP, barrier, publish, thread_word, wait_while
 from deepthin.engine.simd import W, atomic_exchange, atomic_load, read_cycles
 
 # indices into ``ints``
@@ -299,13 +299,12 @@ def work(
     job, parked = thread_word(tid, JOB), thread_word(tid, JOB_PARKED)
     while True:
         if tid != 0:
-            wait_while(ctl, job, parked, seen, ints[IDLE_SPIN], 0)
+            wait_while(ctl, job, parked, seen, ints[IDLE_SPIN])
             if atomic_load(ctl, STOP) != 0:
                 return
             seen = np.int32(seen + 1)
         active = ints[ACTIVE]
         if tid == 0:
-            in_step(ctl, active)
             for other in range(1, active):
                 publish_job(ctl, other)
         run_tokens(

@@ -13,7 +13,6 @@ from deepthin.engine.simd import (
     atomic_add,
     atomic_exchange,
     atomic_load,
-    atomic_store,
     futex_wait,
     futex_wake,
     never_inline,
@@ -21,11 +20,10 @@ from deepthin.engine.simd import (
     spin_pause,
 )
 
-STOP, LOSSES, FIRST_THREAD = 0, 16, 32
-# words of each thread, in three cache lines of its own: its jobs, which others write; its haste; the barriers it has reached
-JOB, JOB_PARKED, HASTE, PHASE, PHASE_PARKED, THREAD_WORDS = 0, 1, 16, 32, 33, 48
+STOP, ARRIVED, PHASE, PHASE_PARKED, LOSSES, FIRST_THREAD = 0, 16, 32, 48, 64, 80
+# words of each thread, in two cache lines of its own: its jobs, which others write, and its haste
+JOB, JOB_PARKED, HASTE, THREAD_WORDS = 0, 1, 16, 32
 
-SPINS_UNTIMED = 64  # some microseconds at most: a wait that ends within them never reads the cycle counter
 LOST_CORE = 4  # spin times after which a wait can only mean that a thread does not run
 HASTY_WAITS = 64  # about two fifths of the waits of a 30-layer token
 
@@ -48,16 +46,11 @@ def cycles():
 
 
 @kernel
-def wait_while(ctl, word, parked, value, spin_cycles, briefly):
+def wait_while(ctl, word, parked, value, spin_cycles):
     """Return once ``ctl[word]`` differs from ``value``: the cycles waited if that took parking, else 0.
 
-    ``ctl[parked]`` counts the sleepers for whoever changes the word; with ``briefly`` other than 0 they look again after a
-    millisecond, whatever that one saw.
+    ``ctl[parked]`` counts the sleepers for :func:`publish`.
     """
-    for _ in range(SPINS_UNTIMED):
-        if atomic_load(ctl, word) != value:
-            return 0
-        spin_pause()
     start = read_cycles()
     spins = 0
     while atomic_load(ctl, word) == value:
@@ -66,7 +59,7 @@ def wait_while(ctl, word, parked, value, spin_cycles, briefly):
         if spins & 15 == 0 and read_cycles() - start > spin_cycles:
             atomic_add(ctl, parked, np.int32(1))
             while atomic_load(ctl, word) == value:
-                futex_wait(ctl, word, value, briefly)
+                futex_wait(ctl, word, value)
             atomic_add(ctl, parked, np.int32(-1))
             return read_cycles() - start
     return 0
@@ -87,10 +80,6 @@ def publish(ctl, word, parked, value):
 def barrier(ctl, tid, num_threads, spin_cycles):
     """Return once all ``num_threads`` threads have called it; writes before it are seen by all after it.
 
-    Each thread counts the barriers it has reached in a word of its own and looks at those of the others: one line moves from
-    core to core where a shared counter would move three times. Its own store is not waited for, so it may miss that another
-    thread goes to sleep just then; sleepers therefore look again after a millisecond.
-
     ``spin_cycles`` must be well above the time a sleeper takes to wake, or one park leads to the next and every barrier
     costs a wake-up. A wait several times as long means that some thread has lost its core to another process: then, for
     the next waits, this thread gives its own core up almost at once, since spinning only keeps the others from running;
@@ -99,29 +88,16 @@ def barrier(ctl, tid, num_threads, spin_cycles):
     never_inline()
     if num_threads == 1:
         return
-    before = atomic_load(ctl, thread_word(tid, PHASE))
-    atomic_store(ctl, thread_word(tid, PHASE), np.int32(before + 1))
-    if atomic_load(ctl, thread_word(tid, PHASE_PARKED)) > 0:
-        futex_wake(ctl, thread_word(tid, PHASE))
+    phase = atomic_load(ctl, PHASE)
+    if atomic_add(ctl, ARRIVED, np.int32(1)) == num_threads - 1:
+        atomic_exchange(ctl, ARRIVED, np.int32(0))
+        publish(ctl, PHASE, PHASE_PARKED, np.int32(phase + 1))
+        return
     mine = thread_word(tid, HASTE)
     hasty = ctl[mine]
-    longest = 0
-    for other in range(num_threads):
-        if other != tid:
-            spin = spin_cycles // 64 if hasty > 0 else spin_cycles
-            waited = wait_while(ctl, thread_word(other, PHASE), thread_word(other, PHASE_PARKED), before, spin, 1)
-            longest = max(longest, waited)
-    if longest > LOST_CORE * spin_cycles:
+    waited = wait_while(ctl, PHASE, PHASE_PARKED, phase, spin_cycles // 64 if hasty > 0 else spin_cycles)
+    if waited > LOST_CORE * spin_cycles:
         ctl[mine] = HASTY_WAITS
         atomic_add(ctl, LOSSES, np.int32(1))
     elif hasty > 0:
         ctl[mine] = hasty - 1
-
-
-@kernel
-def in_step(ctl, num_threads):
-    """Put the threads that a job is for at the barrier that thread 0 has reached, before the job is published."""
-    phase = atomic_load(ctl, thread_word(0, PHASE))
-    for tid in range(1, num_threads):
-        if atomic_load(ctl, thread_word(tid, PHASE)) != phase:
-            atomic_store(ctl, thread_word(tid, PHASE), phase)

@@ -20,7 +20,6 @@ _IS_X86 = _MACHINE in ("x86_64", "amd64")
 _IS_ARM64 = _MACHINE in ("aarch64", "arm64")
 _FUTEX_CALL = {"x86_64": 202, "aarch64": 98}.get(_MACHINE) if sys.platform == "linux" else None
 _FUTEX_WAIT_PRIVATE, _FUTEX_WAKE_PRIVATE = 128, 129  # Source: Linux include/uapi/linux/futex.h
-_PATIENCE_NS = 1_000_000
 
 
 @intrinsic
@@ -53,17 +52,6 @@ def atomic_exchange(typing: Any, array: Any, index: Any, value: Any) -> Any:
         return builder.atomic_rmw("xchg", at, args[2], "seq_cst")
 
     return types.int32(array, types.intp, types.int32), emit
-
-
-@intrinsic
-def atomic_store(typing: Any, array: Any, index: Any, value: Any) -> Any:
-    """Store int32 ``value`` after everything stored before; later loads may come first."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.store_atomic(args[2], pointer(context, builder, signature.args[0], args[0], args[1], I32), "release", 4)
-        return context.get_dummy_value()
-
-    return types.void(array, types.intp, types.int32), emit
 
 
 @intrinsic
@@ -102,22 +90,18 @@ def read_cycles(typing: Any) -> Any:
 
 
 @intrinsic
-def futex_wait(typing: Any, array: Any, index: Any, expected: Any, briefly: Any) -> Any:
+def futex_wait(typing: Any, array: Any, index: Any, expected: Any) -> Any:
     """Sleep while int32 ``array[index]`` equals ``expected``; may return early, so callers loop.
 
-    ``briefly`` other than 0 sleeps for a millisecond at most. Where there is no futex the thread only gives up its time slice.
+    Where there is no futex the thread only gives up its time slice.
     """
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         at = pointer(context, builder, signature.args[0], args[0], args[1], I32)
-        with builder.goto_entry_block():
-            limit = builder.alloca(ir.ArrayType(I64, 2))  # struct timespec
-        builder.store(ir.Constant(limit.type.pointee, [0, _PATIENCE_NS]), limit)
-        forever = builder.icmp_signed("==", args[3], ir.Constant(args[3].type, 0))
-        _park(builder, at, _FUTEX_WAIT_PRIVATE, args[2], builder.select(forever, ir.Constant(limit.type, None), limit))
+        _park(builder, at, _FUTEX_WAIT_PRIVATE, args[2])
         return context.get_dummy_value()
 
-    return types.void(array, types.intp, types.int32, types.intp), emit
+    return types.void(array, types.intp, types.int32), emit
 
 
 @intrinsic
@@ -127,17 +111,18 @@ def futex_wake(typing: Any, array: Any, index: Any) -> Any:
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if _FUTEX_CALL is not None:
             at = pointer(context, builder, signature.args[0], args[0], args[1], I32)
-            _park(builder, at, _FUTEX_WAKE_PRIVATE, ir.Constant(I32, 2**31 - 1), ir.Constant(at.type, None))
+            _park(builder, at, _FUTEX_WAKE_PRIVATE, ir.Constant(I32, 2**31 - 1))
         return context.get_dummy_value()
 
     return types.void(array, types.intp), emit
 
 
-def _park(builder: Any, at: Any, operation: int, value: Any, limit: Any) -> None:
+def _park(builder: Any, at: Any, operation: int, value: Any) -> None:
     if _FUTEX_CALL is None:
         call(builder, "SwitchToThread" if sys.platform == "win32" else "sched_yield", I32, [])
         return
+    null = ir.Constant(at.type, None)
     number = ir.Constant(I64, _FUTEX_CALL)
     syscall = ir.FunctionType(I64, [I64], var_arg=True)
     function = builder.module.globals.get("syscall") or ir.Function(builder.module, syscall, "syscall")
-    builder.call(function, [number, at, ir.Constant(I32, operation), value, limit])
+    builder.call(function, [number, at, ir.Constant(I32, operation), value, null])

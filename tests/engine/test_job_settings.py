@@ -7,7 +7,7 @@ import numpy as np
 
 from deepthin.engine.decoder import Decoder
 from deepthin.engine.kernels import decode as k
-from deepthin.engine.kernels.sync import PHASE, PHASE_PARKED, publish, thread_word
+from deepthin.engine.kernels.sync import ARRIVED, PHASE, PHASE_PARKED, publish
 from deepthin.engine.model import random_model
 from deepthin.engine.shape import Shape
 
@@ -25,17 +25,17 @@ def test_a_worker_that_lags_behind_never_sees_the_next_jobs_settings() -> None:
         ours = (*runner.arrays[:at], own, *runner.arrays[at + 1 :])
         for ints in (runner.ints, own):
             ints[k.NUM_TOKENS], ints[k.POSITION], ints[k.LOGITS] = 32, 0, k.LOGITS_NONE
-        ours_at, worker_at = thread_word(0, PHASE), thread_word(1, PHASE)
-        before = int(runner.ctl[ours_at])
+        before = int(runner.ctl[PHASE])
         first = threading.Thread(target=k.work, args=(0, *ours))
         first.start()
-        while runner.ctl[ours_at] == before:
+        while runner.ctl[PHASE] == before:
             time.sleep(0)
         runner.ints[k.LOGITS] = k.LOGITS_LAST
         assert first.is_alive(), "the job ended before its settings could change; make it slower"
         first.join()
         time.sleep(0.05)
-        ahead = int(runner.ctl[worker_at] - runner.ctl[ours_at])
-        if ahead:
-            publish(runner.ctl, ours_at, thread_word(0, PHASE_PARKED), np.int32(runner.ctl[worker_at]))  # or closing hangs
-        assert ahead == 0, "the worker waits at a barrier that thread 0 never reaches"
+        waiting = int(runner.ctl[ARRIVED])
+        if waiting:
+            runner.ctl[ARRIVED] = 0
+            publish(runner.ctl, PHASE, PHASE_PARKED, np.int32(runner.ctl[PHASE] + 1))  # or closing hangs
+        assert waiting == 0, "the worker waits at a barrier that thread 0 never reaches"

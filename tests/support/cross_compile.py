@@ -45,7 +45,7 @@ kernels = {
     matmul.tiles_q4_0: block_tiles,
     matmul.tiles_q8_0: block_tiles,
     matmul.tiles_q5_0: block_tiles,
-    sync.wait_while: (i32, n, n, int32, n, n),
+    sync.wait_while: (i32, n, n, int32, n),
 }
 found = {"target": cpu.simd_target()}
 for kernel, signature in kernels.items():
