@@ -78,7 +78,8 @@ def measure(step: Callable[[int], Step], counts: Sequence[int], clock: Callable[
     """Run tokens on each of ``counts`` threads in turns and choose: the fastest, and among near ties the fewest.
 
     The fastest token of each count is compared: what disturbs a token only makes it slower. In each turn the first of two
-    tokens wakes the threads and is dropped, unless tokens are long.
+    tokens wakes the threads and is dropped, unless tokens are long. Where other work disturbed the times they say little of
+    what will be fastest once it is gone, so then the largest count is taken; ``engine/pace.py`` uses fewer meanwhile.
     """
     start = clock()
     samples: dict[int, list[float]] = {count: [] for count in counts}
@@ -95,8 +96,8 @@ def measure(step: Callable[[int], Step], counts: Sequence[int], clock: Callable[
     best = {count: min(times) for count, times in samples.items()}
     fastest = min(best.values())
     chosen = min(count for count, seconds in best.items() if seconds <= TIE * fastest)
-    unsteady = any(sorted(times)[1] > STEADY * min(times) for times in samples.values() if len(times) > 1)
-    return ThreadChoice(chosen, "measured", best, lost or unsteady)
+    disturbed = lost or any(sorted(times)[1] > STEADY * min(times) for times in samples.values() if len(times) > 1)
+    return ThreadChoice(max(counts) if disturbed else chosen, "measured", best, disturbed)
 
 
 def remembered(folder: Path, key: Sequence[Any], most: int, now: float | None = None) -> ThreadChoice | None:
