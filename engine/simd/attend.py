@@ -28,9 +28,9 @@ from deepthin.engine.simd.vectors import f16_to_f32
 
 MAX_ROWS = 4
 # The cache is asked for this far ahead: a line of it holds so much work that the CPU's own guesses come late. Measured on
-# Zen 4, depth 4096: q8_0 9.4 -> 7.9 ms a token on one thread; f32 becomes slower. On Zen 2, 512 positions of three query rows in f16:
-# 18.9 us as they come, 14.0 with each tile's lines asked for as they are used, 11.7 with those of the next tiles in order of
-# address; 10 where they lie in the caches.
+# Zen 4, depth 4096: q8_0 9.4 -> 7.9 ms a token on one thread; f32 becomes slower. On Zen 2, 512 positions in f16 from memory
+# for three query rows: 19.0 us as they come, 14.3 with each key tile's lines asked for as those a tile group before them are
+# used, 12.4 with lines in order of address; 10 where all lies in the caches.
 AHEAD_BYTES = 4096
 CACHE_F32, CACHE_F16, CACHE_Q8_0 = range(3)
 
