@@ -1,6 +1,6 @@
 """What one busy process costs a decoding model: every thread choice of the engine, and llama.cpp, alone and beside it.
 
-    python benchmarks/contention.py                  some 40 seconds
+    python benchmarks/contention.py                  about a minute, most of it llama.cpp waiting
     python benchmarks/contention.py --json           the same, one JSON document
 
 In each round all contestants decode in turns, first alone, then beside a process that does nothing but run. ``automatic`` is
@@ -27,6 +27,10 @@ from deepthin.engine.errors import DeepthinError, PeerMissingError
 SCHEMA = "deepthin/contention-benchmark/1"
 STATES = ("alone", "busy")
 BUSY = "while True: pass"
+PIECE, LONGEST_S = (
+    8,
+    5.0,
+)  # llama.cpp decodes so many at a time, and no more once so much time is spent: a token may take seconds
 SETTLE_S = 0.3  # for the busy process to start, and for idle threads to park
 
 Decode = Callable[[Sequence[int]], list[float]]  # token ids to the seconds of each
@@ -152,7 +156,11 @@ def _llama_cpp(model: Any, context: int, stack: ExitStack) -> Decode:
     child.call("load", path=str(folder / "model.gguf"), threads=2, context=context)
 
     def decode(ids: Sequence[int]) -> list[float]:
-        each: list[float] = child.call("decode", ids=list(ids), before=[])["each"]
+        each: list[float] = []
+        for start in range(0, len(ids), PIECE):
+            each += child.call("decode", ids=list(ids[start : start + PIECE]), before=[])["each"]
+            if sum(each) > LONGEST_S:
+                break
         return each
 
     return decode
