@@ -111,26 +111,20 @@ class Attend:
     def _score_floats(
         self, context: Any, builder: Any, signature: Any, args: Any, row: Any, starts: list[Any], rows: int, kind: int
     ) -> list[Any]:
-        """Sums [row][tile] over all components, a cache line of each tile at a time."""
+        """Sums [row][tile] over all components."""
         keys, head_dim, q = args[2], args[6], args[7]
         n, size = head_dim.type, 4 if kind == CACHE_F32 else 2
         stride = self._padded(builder, head_dim, 32)
         queries = [builder.mul(builder.add(row, ir.Constant(n, r)), stride) for r in range(rows)]
         zero = constant(FLOAT, self.lanes, 0.0)
 
-        per_line = 64 // (size * self.lanes)
-
-        def line(i: Any, state: list[Any]) -> list[Any]:
-            if kind == CACHE_F16:
-                for j in range(len(starts)):
-                    part = builder.add(builder.mul(i, ir.Constant(n, len(starts))), ir.Constant(n, j))
-                    at = builder.add(starts[0], builder.mul(part, ir.Constant(n, 64)))
-                    self._ask_ahead(context, builder, signature.args[2], keys, at)
-            for k in range(per_line):
-                state = step(builder.add(builder.mul(i, ir.Constant(n, per_line)), ir.Constant(n, k)), state)
-            return state
+        passed = len(starts) * size * self.lanes  # bytes of all tiles a component
 
         def step(e: Any, state: list[Any]) -> list[Any]:
+            if kind == CACHE_F16:
+                for ahead in range(0, passed, 64):
+                    at = builder.add(builder.mul(e, ir.Constant(n, passed)), ir.Constant(n, ahead))
+                    self._ask_ahead(context, builder, signature.args[2], keys, builder.add(starts[0], at))
             new = list(state)
             x = [self._broadcast(context, builder, signature.args[7], q, builder.add(query, e)) for query in queries]
             for j, start in enumerate(starts):
@@ -141,10 +135,7 @@ class Attend:
                     new[slot] = self._fma(builder, k, x[r], new[slot])
             return new
 
-        lines = builder.sdiv(head_dim, ir.Constant(n, per_line))
-        sums = _loop(builder, lines, [zero] * (rows * len(starts)), line)
-        done = builder.mul(lines, ir.Constant(n, per_line))
-        return _loop(builder, builder.sub(head_dim, done), sums, lambda i, s: step(builder.add(done, i), s))
+        return _loop(builder, head_dim, [zero] * (rows * len(starts)), step)
 
     def _score_codes(
         self, context: Any, builder: Any, signature: Any, args: Any, row: Any, starts: list[Any], rows: int, kind: int
