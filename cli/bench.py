@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--threads",
         type=argument(_thread_counts),
         metavar="N,N,..",
-        help="thread counts (default: every CPU this process may use)",
+        help="thread counts, kept to throughout (default: one per physical core, fast ones where they differ)",
     )
     parser.add_argument(
         "-p", "--prompt", type=_numbers(0), default=(256,), metavar="N,N,..", help="prompt tokens; 0 is no such test (256)"
@@ -114,7 +114,7 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
     progress("reading weights" if source.model is not None else "making random weights")
     model = source.weights(seed=options.seed, quant=options.quant)
     progress("loading kernels (compiled once per machine)")
-    from deepthin.engine.decoder import default_threads
+    from deepthin.engine.cores import default_threads
     from deepthin.export.gguf_writer import write_gguf
     from deepthin.profiles.bench import BenchConfig, bench
 

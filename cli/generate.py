@@ -54,7 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seed", type=whole(0), default=0, metavar="N", help="of the sampling, and of random weights (default: 0)"
     )
-    parser.add_argument("--threads", type=argument(parse_threads), metavar="N", help="default: every CPU this process may use")
+    parser.add_argument(
+        "--threads",
+        type=argument(parse_threads),
+        metavar="N",
+        help="threads for every token (default: as many as are fastest, measured once; fewer while another process is busy)",
+    )
     parser.add_argument("--context", type=context(1), metavar="N", help="cached positions (default: just enough)")
     parser.add_argument("--quant", choices=BODY_QUANTS, help="convert the weights first (default: as stored, else q4_0)")
     parser.add_argument(
@@ -94,7 +99,7 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
         decoder.prefill(ids[:1])  # compiles what is not cached yet, so that no time below holds it
         printer = None if options.json else _Printer(tokenizer, progress)
         done = generate(decoder, ids, options.num_tokens, sampling=sampling, seed=options.seed, stop=stop, on_token=printer)
-        threads, simd = decoder.threads, decoder.simd
+        choice, simd = decoder.thread_choice, decoder.simd
     text = None if tokenizer is None else tokenizer.decode(done.token_ids)
     rate = done.decode_tok_s
     body: dict[str, Any] = {
@@ -103,7 +108,8 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
         "prompt_token_ids": list(ids),
         "token_ids": list(done.token_ids),
         "text": text,
-        "threads": threads,
+        "threads": choice.threads,
+        "thread_choice": choice.to_json(),
         "simd": simd,
         "kv_format": options.kv,
         "prefill_tok_s": measured([done.prefill_tok_s], "tok/s").to_json(),
@@ -112,7 +118,7 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
     if printer is not None:
         printer.finish()
         speed = "" if rate is None else f", {len(done.token_ids)} generated at {rate:.1f} tok/s"
-        write_error(f"{len(ids)} prompt tokens at {done.prefill_tok_s:.1f} tok/s{speed}, {threads} threads, {simd}")
+        write_error(f"{len(ids)} prompt tokens at {done.prefill_tok_s:.1f} tok/s{speed}, {choice.text}, {simd}")
     return Outcome("generate", body, "")
 
 

@@ -56,7 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--context", type=context(0, MAX_CONTEXT - 1), metavar="N", help="cached tokens while timing (default: 512)"
     )
-    group.add_argument("--threads", type=argument(parse_threads), metavar="N", help="default: every CPU this process may use")
+    group.add_argument(
+        "--threads",
+        type=argument(parse_threads),
+        metavar="N",
+        help="default: one per physical core, fast ones where they differ",
+    )
     group.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of every random choice (default: 0)")
     group.add_argument(
         "--out", type=argument(parse_path), default=Path("run"), metavar="DIR", help="run folder (default: ./run)"
@@ -83,7 +88,7 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
     config = _config(options)
     config.space.require_feasible()  # before anything slow
     progress("loading kernels (compiled once per machine)")
-    from deepthin.engine.decoder import default_threads
+    from deepthin.engine.cores import default_threads
     from deepthin.profiles.block_costs import BlockCosts
     from deepthin.search.run import run_search
 

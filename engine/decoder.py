@@ -1,12 +1,16 @@
 """A loaded model that decodes: packed weights, KV cache, persistent threads. Token ids in, logits out.
 
-Knows nothing of files, text or sampling.
+Knows nothing of files, text or sampling. Whoever measures names the number of threads; whoever only decodes leaves it to the
+decoder, which then takes the fastest and steps aside while another process needs a core.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import platform
+import sys
 import threading
 import time
 import weakref
@@ -18,29 +22,27 @@ from typing import Any, Self
 import numpy as np
 
 from deepthin.engine.arrays import F32, F64, I64
-from deepthin.engine.cpu import simd_target
+from deepthin.engine.cores import usable_cores
+from deepthin.engine.cpu import codegen_cpu, simd_target
 from deepthin.engine.errors import UsageError
+from deepthin.engine.jit import source_digest, user_cache_dir
 from deepthin.engine.kernels import attention
 from deepthin.engine.kernels import decode as k
-from deepthin.engine.kernels.sync import ctl_words, cycles
+from deepthin.engine.kernels.sync import LOSSES, ctl_words, cycles
 from deepthin.engine.kv_cache import cache_format_named
 from deepthin.engine.model import Model
+from deepthin.engine.pace import Pace
 from deepthin.engine.plan import Plan, aligned_bytes, block_products, plan_model
 from deepthin.engine.rope import rope_tables
 from deepthin.engine.shape import MLP_KINDS, Shape
 from deepthin.engine.simd import CACHE_F16, CACHE_F32, CACHE_Q8_0, MAX_ROWS, Q8_BIAS, W
+from deepthin.engine.threads import Step, ThreadChoice, candidates, measure, remember, remembered
 
 # how long a waiting thread spins before it parks: several times the 50 us that waking a thread on an idle virtual CPU takes;
 # between tokens Python samples for some 50 us
 _SPIN_S = 200e-6
 _IDLE_SPIN_S = 300e-6
 _CACHE_CODES = {"f32": CACHE_F32, "f16": CACHE_F16, "q8_0": CACHE_Q8_0}
-
-
-def default_threads() -> int:
-    """Number of CPUs this process may run on."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 class Runner:
@@ -125,10 +127,22 @@ class Runner:
             worker.start()
         self._finalizer = weakref.finalize(self, _stop, self.ctl, threads, self._workers)
 
-    def run(self, num_tokens: int, position: int, logits: int) -> None:
-        """Run ``self.tokens[:num_tokens]`` at ``position``; ``logits`` is one of the kernels' LOGITS_ values."""
+    def run(self, num_tokens: int, position: int, logits: int, active: int | None = None) -> bool:
+        """Run ``self.tokens[:num_tokens]`` at ``position`` on ``active`` threads (default: all).
+
+        ``logits`` is one of the kernels' LOGITS_ values. True if a thread waited so long that another must have lost its core.
+        """
         self.ints[k.NUM_TOKENS], self.ints[k.POSITION], self.ints[k.LOGITS] = num_tokens, position, logits
+        self.ints[k.ACTIVE] = active or self.threads
+        before = self.ctl.item(LOSSES)
         k.work(0, *self.arrays)
+        return bool(self.ctl.item(LOSSES) != before)
+
+    def step(self, active: int) -> Step:
+        """Time one token at position 0 on ``active`` threads."""
+        start = time.perf_counter()
+        lost = self.run(1, 0, k.LOGITS_LAST, active)
+        return Step(time.perf_counter() - start, lost)
 
     def fill_cache(self) -> None:
         """Make every cached key and value small and finite, so that their pages exist and reading them costs what it would."""
@@ -148,7 +162,8 @@ class Decoder:
 
     Args:
         model: shape and weights; not referred to afterwards.
-        threads: threads to use; the calling thread is one of them. Default: every CPU this process may use.
+        threads: threads to use for every token; the calling thread is one of them. None takes as many as decode this model
+            fastest here (see :attr:`thread_choice`), and fewer while another process holds a core. The logits do not differ.
         context: most positions that can be cached.
         kv_format: how keys and values are cached: f32, f16 or q8_0.
 
@@ -161,8 +176,10 @@ class Decoder:
         """Pack the weights, allocate the cache, start the threads."""
         self.shape: Shape = model.shape
         plan = plan_model(model, lanes=W, q8_bias=Q8_BIAS)
-        self._runner = Runner(plan, threads=threads or default_threads(), context=context, kv_format=kv_format)
-        self.threads, self.context, self.kv_format = self._runner.threads, context, kv_format
+        self.thread_choice = choose_threads(plan, kv_format) if threads is None else ThreadChoice(threads, "given")
+        self.threads, self.context, self.kv_format = self.thread_choice.threads, context, kv_format
+        self._runner = Runner(plan, threads=self.threads, context=context, kv_format=kv_format)
+        self._pace = Pace(self.threads) if threads is None else None
         self.simd = simd_target()
         self.bytes_per_token = plan.bytes_per_token
         self.position = 0
@@ -255,8 +272,40 @@ class Decoder:
 
     def _append(self, part: I64, logits: int) -> None:
         self._runner.tokens[: len(part)] = part
-        self._runner.run(len(part), self.position, logits)
+        if self._pace is None:
+            self._runner.run(len(part), self.position, logits)
+        elif len(part) == 1:
+            start = time.perf_counter()
+            lost = self._runner.run(1, self.position, logits, self._pace.active)
+            self._pace.record(time.perf_counter() - start if logits != k.LOGITS_NONE else None, lost=lost)
+        else:  # threads may wait long for one another with much to do each; if a core was lost, the system switched too
+            before = _switches()
+            lost = self._runner.run(len(part), self.position, logits, self._pace.active)
+            self._pace.record(None, lost=lost and _switches() > before)
         self.position += len(part)
+
+
+def choose_threads(plan: Plan, kv_format: str) -> ThreadChoice:
+    """The number of threads that decodes ``plan`` fastest here, measured unless a measurement is remembered.
+
+    Measuring takes a few tokens on each count, 0.3 s or so. What is remembered is found again by the CPU, its cores, the
+    kernels and the plan's products.
+    """
+    cores = usable_cores()
+    if cores.most == 1:
+        return ThreadChoice(1, "only")
+    products = hashlib.sha256(np.ascontiguousarray(plan.ops[:, [0, 3, 4]]).tobytes()).hexdigest()
+    machine = [platform.machine(), codegen_cpu().name, len(cores.cpus), cores.num_big, cores.quota]
+    key = [*machine, simd_target(), source_digest(), plan.shape.text, products, kv_format]
+    folder = user_cache_dir() / "threads"
+    found = remembered(folder, key, cores.most)
+    if found is None:
+        with contextlib.closing(Runner(plan, threads=cores.most, context=W, kv_format=kv_format)) as runner:
+            runner.step(cores.most)  # kernels are compiled, pages are there
+            found = measure(runner.step, candidates(cores.most))
+        if not found.disturbed:
+            remember(folder, key, found)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,19 +345,30 @@ def _turns(shape: Shape, context: int) -> tuple[F32, F32]:
 
 
 def _worker(tid: int, threads: int, arrays: tuple[Any, ...]) -> None:
-    """Body of thread ``tid``: put on a CPU of its own where there are enough, then compiled code until the end.
+    """Body of thread ``tid``: put on a core of its own where there are enough, then compiled code until the end.
 
     It is put there and not held there: when another process takes that CPU, the system must be able to move the worker to one
-    that a parked thread has left (held there, 64-layer tokens took up to 80 ms beside one busy process).
+    that a parked thread has left (held there, 64-layer tokens took up to 80 ms beside one busy process). It is kept from
+    slow cores where the fast ones are enough.
     """
     affinity = getattr(os, "sched_getaffinity", None)
     if affinity:
-        cpus = affinity(0)
-        if threads <= len(cpus):
+        cpus, cores = affinity(0), usable_cores()
+        near = cores.near & cpus if threads <= cores.num_big else cpus
+        if threads <= len(cores.cpus):
             with contextlib.suppress(OSError):  # a container may forbid it; the threads then run where they are put
-                os.sched_setaffinity(0, {sorted(cpus)[tid]})
-                os.sched_setaffinity(0, cpus)
+                os.sched_setaffinity(0, {cores.cpus[tid]})
+                os.sched_setaffinity(0, near or cpus)
     k.work(tid, *arrays)
+
+
+def _switches() -> int:
+    """Involuntary context switches of this process so far; where nobody counts them, always another number."""
+    if sys.platform == "win32":
+        return time.perf_counter_ns()
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 def _stop(ctl: Any, threads: int, workers: list[threading.Thread]) -> None:

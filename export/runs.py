@@ -56,7 +56,8 @@ class EngineRuntime:
 
     def logits(self, root: Path, contents: Contents, ids: Sequence[int]) -> Iterator[tuple[str, F32]]:
         """Logits of ``contents.model``; ``root`` is not read again."""
-        from deepthin.engine.decoder import Decoder, default_threads  # loads `numba`
+        from deepthin.engine.cores import default_threads
+        from deepthin.engine.decoder import Decoder  # loads `numba`
 
         if contents.model is None:
             raise AssertionError(f"Bug: the engine was asked for {contents.file.path}")

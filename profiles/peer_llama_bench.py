@@ -13,6 +13,7 @@ import functools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -85,13 +86,14 @@ def prompt(ids: list[int], before: list[int]) -> dict[str, Any]:
 
 
 def decode(ids: list[int], before: list[int]) -> dict[str, Any]:
-    """Seconds to take in ``ids`` one by one, after ``before`` (untimed) into an empty cache."""
+    """Seconds to take in ``ids`` one by one, after ``before`` (untimed) into an empty cache; all together and ``each``."""
     here = _start(before)
     singles = [_tokens([token]) for token in ids]
-    start = time.perf_counter()
+    ends = [time.perf_counter()]
     for single in singles:
         _decode(here, single, 1)
-    return {"seconds": time.perf_counter() - start}
+        ends.append(time.perf_counter())
+    return {"seconds": ends[-1] - ends[0], "each": [end - start for start, end in pairwise(ends)]}
 
 
 def answer(prompt: list[int], ids: list[int], before: list[int]) -> dict[str, Any]:

@@ -20,11 +20,10 @@ from deepthin.engine.simd import (
     spin_pause,
 )
 
-STOP, ARRIVED, PHASE, PHASE_PARKED, FIRST_THREAD = 0, 16, 32, 48, 64
-# words of each thread, in two cache lines of its own: what others write (its jobs), and what it keeps (haste, losses)
-JOB, JOB_PARKED, HASTE, LOSSES, THREAD_WORDS = 0, 1, 16, 17, 32
+STOP, ARRIVED, PHASE, PHASE_PARKED, LOSSES, FIRST_THREAD = 0, 16, 32, 48, 64, 80
+# words of each thread, in two cache lines of its own: its jobs, which others write, and its haste
+JOB, JOB_PARKED, HASTE, THREAD_WORDS = 0, 1, 16, 32
 
-SPINS_UNTIMED = 64  # some microseconds at most: a wait that ends within them never reads the cycle counter
 LOST_CORE = 4  # spin times after which a wait can only mean that a thread does not run
 HASTY_WAITS = 64  # about two fifths of the waits of a 30-layer token
 
@@ -52,10 +51,6 @@ def wait_while(ctl, word, parked, value, spin_cycles):
 
     ``ctl[parked]`` counts the sleepers for :func:`publish`.
     """
-    for _ in range(SPINS_UNTIMED):
-        if atomic_load(ctl, word) != value:
-            return 0
-        spin_pause()
     start = read_cycles()
     spins = 0
     while atomic_load(ctl, word) == value:
@@ -103,6 +98,6 @@ def barrier(ctl, tid, num_threads, spin_cycles):
     waited = wait_while(ctl, PHASE, PHASE_PARKED, phase, spin_cycles // 64 if hasty > 0 else spin_cycles)
     if waited > LOST_CORE * spin_cycles:
         ctl[mine] = HASTY_WAITS
-        ctl[thread_word(tid, LOSSES)] += 1
+        atomic_add(ctl, LOSSES, np.int32(1))
     elif hasty > 0:
         ctl[mine] = hasty - 1

@@ -109,3 +109,25 @@ def test_a_shape_that_is_no_published_architecture_runs(capsys: pytest.CaptureFi
     text = TINY + ",mlp=gelu,qk_norm,qkv_bias,share=2,nope=2,rope=yarn_4_32"
     assert main(["generate", text, "--ids", "1", "-n", "2", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["token_ids"]) == 2
+
+
+def test_the_choice_of_threads_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from deepthin.engine import decoder
+    from deepthin.engine.cores import Cores
+
+    monkeypatch.setattr(decoder, "user_cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(decoder, "usable_cores", lambda: Cores((0, 1), 2))
+    command = ["generate", TINY, "--ids", "1,2", "-n", "2"]
+    assert main([*command, "--json"]) == 0
+    chosen = json.loads(capsys.readouterr().out)
+    choice = chosen["thread_choice"]
+    assert choice["basis"] == "measured"
+    assert set(choice["ms_per_token"]) == {"1", "2"}
+    assert choice["threads"] == chosen["threads"] in (1, 2)
+    assert main(command) == 0
+    assert " (measured" in capsys.readouterr().err
+    assert main([*command, "--threads", "2", "--json"]) == 0
+    given = json.loads(capsys.readouterr().out)["thread_choice"]
+    assert given == {"threads": 2, "basis": "given", "disturbed": False, "ms_per_token": {}}

@@ -142,10 +142,11 @@ def test_every_command_has_the_same_limit_of_threads(
     assert error.endswith("; 3 CPUs are usable here, so try --threads 3; see deepthin " + command[0] + " --help\n")
 
 
-def test_the_limit_of_threads_counts_cpus_as_the_engine_does() -> None:
-    from deepthin.engine.decoder import default_threads
+def test_the_engine_takes_no_more_threads_than_the_limit_counts_cpus() -> None:
+    from deepthin.engine.cores import usable_cores
 
-    assert usable_cpus() == default_threads()
+    cores = usable_cores()
+    assert 1 <= cores.most <= len(cores.cpus) <= usable_cpus()
 
 
 def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
