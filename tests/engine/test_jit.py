@@ -105,6 +105,26 @@ def test_an_unwritable_cache_folder_costs_time_only(tmp_path: Path, monkeypatch:
         jit.kernel_cache_dir.cache_clear()
 
 
+def test_what_is_compiled_is_counted_once_and_only_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jit, "kernel_cache_dir", lambda: None)
+    counts: list[int] = []
+
+    def half(a: float) -> float:
+        return a / 2
+
+    halve = jit.kernel(half)
+
+    def quarter(a: float) -> float:
+        return halve(halve(a))
+
+    quartered = jit.kernel(quarter)
+    with jit.compilations(counts.append):
+        assert quartered(8.0) == quartered(8.0) == 2.0
+    assert counts == [1, 2]
+    assert quartered(8) == 2.0
+    assert counts == [1, 2]
+
+
 def test_only_one_module_decorates_with_numba() -> None:
     root = Path(__file__).resolve().parents[2]
     users = [p for folder in ("engine", "search", "export", "profiles", "cli") for p in (root / folder).rglob("*.py")]
