@@ -89,22 +89,6 @@ def test_cache_is_used_again_and_an_edit_anywhere_in_the_kernels_recompiles(tmp_
     assert _run(tree, cache) == [0, 1]
 
 
-def test_an_unwritable_cache_folder_costs_time_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    monkeypatch.setenv("DEEPTHIN_CACHE_DIR", str(blocked))
-    jit.kernel_cache_dir.cache_clear()
-    try:
-        assert jit.kernel_cache_dir() is None
-
-        def add(a: int, b: int) -> int:
-            return a + b
-
-        assert jit.kernel(add)(1, 2) == 3
-    finally:
-        jit.kernel_cache_dir.cache_clear()
-
-
 def test_what_is_compiled_is_counted_once_and_only_inside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jit, "kernel_cache_dir", lambda: None)
     counts: list[int] = []
@@ -123,6 +107,22 @@ def test_what_is_compiled_is_counted_once_and_only_inside(monkeypatch: pytest.Mo
     assert counts == [1, 2]
     assert quartered(8) == 2.0
     assert counts == [1, 2]
+
+
+def test_an_unwritable_cache_folder_costs_time_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("DEEPTHIN_CACHE_DIR", str(blocked))
+    jit.kernel_cache_dir.cache_clear()
+    try:
+        assert jit.kernel_cache_dir() is None
+
+        def add(a: int, b: int) -> int:
+            return a + b
+
+        assert jit.kernel(add)(1, 2) == 3
+    finally:
+        jit.kernel_cache_dir.cache_clear()
 
 
 def test_only_one_module_decorates_with_numba() -> None:
