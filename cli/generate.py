@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -80,9 +81,10 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
     progress("making random weights" if source.model is None else "reading weights")
     model = source.weights(seed=options.seed, quant=options.quant)
     tokenizer, ids = _prompt_ids(model, options)
-    progress("loading kernels (compiled once per machine)")
+    progress("loading kernels")
     from deepthin.engine.decoder import Decoder
     from deepthin.engine.generate import generate
+    from deepthin.engine.jit import compilations
     from deepthin.engine.sample import Sampling
     from deepthin.profiles.statistics import measured
 
@@ -95,8 +97,10 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
     spec = model.tokenizer
     stop = () if options.ignore_eos or spec is None or spec.eos_id is None else (spec.eos_id,)
     sampling = Sampling(temperature=options.temperature, top_k=options.top_k, top_p=options.top_p)
-    with Decoder(model, threads=options.threads, context=room, kv_format=options.kv) as decoder:
-        decoder.prefill(ids[:1])  # compiles what is not cached yet, so that no time below holds it
+    with contextlib.ExitStack() as stack:
+        with compilations(lambda count: progress(f"compiling kernels for this machine, once: {count} done")):
+            decoder = stack.enter_context(Decoder(model, threads=options.threads, context=room, kv_format=options.kv))
+            decoder.prefill(ids[:1])  # compiles what is not cached yet, so that no time below holds it
         printer = None if options.json else _Printer(tokenizer, progress)
         done = generate(decoder, ids, options.num_tokens, sampling=sampling, seed=options.seed, stop=stop, on_token=printer)
         choice, simd = decoder.thread_choice, decoder.simd

@@ -6,16 +6,18 @@ kernel sources, the Numba and LLVM versions, and the CPU compiled for.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import llvmlite
 import numba
+from numba.core import event
 
 from deepthin.engine.cpu import codegen_cpu, simd_target
 
@@ -79,6 +81,31 @@ def kernel(function: F) -> F:
         return numba.njit(cache=True, **options)(function)  # type: ignore[no-any-return]
     finally:
         numba.config.CACHE_DIR = previous
+
+
+class _Counter(event.Listener):  # type: ignore[misc]
+    """Counts what Numba has finished compiling."""
+
+    def __init__(self, report: Callable[[int], None]) -> None:
+        self._report, self._count = report, 0
+
+    def on_start(self, event: Any) -> None:
+        """Nothing is done yet."""
+
+    def on_end(self, event: Any) -> None:
+        """One more is."""
+        self._count += 1
+        self._report(self._count)
+
+
+@contextlib.contextmanager
+def compilations(report: Callable[[int], None]) -> Iterator[None]:
+    """Tell ``report`` how many functions have been compiled so far, whenever one more is; what the cache holds is not counted.
+
+    It is called on the thread that compiles.
+    """
+    with event.install_listener("numba:compile", _Counter(report)):
+        yield
 
 
 def assembly(function: Callable[..., Any]) -> str:

@@ -77,18 +77,24 @@ def _blocks(arena, data_at, scale_at, stored, starts, first, blocks, fmt, lanes,
     planes = 1 if fmt in (Q5_0, Q5_1) else 0
     words = 8 if fmt == Q8_0 else 4
     size = 2 * scales + 4 * (planes + words)
+    group = 4 * lanes  # bytes between the same row's words of two groups
     for b in range(blocks):
         for r in range(lanes):
             p = starts[first + r] + b * size
-            for i in range(scales):
-                store_half(arena, scale_at + ((b * scales + i) * lanes + r) * 2, load_half(stored, p + 2 * i))
+            scale = scale_at + (b * scales * lanes + r) * 2
+            store_half(arena, scale, load_half(stored, p))
+            if scales == 2:
+                store_half(arena, scale + 2 * lanes, load_half(stored, p + 2))
             p += 2 * scales
             at = data_at + (b * (words + planes) * lanes + r) * 4
             if planes:
-                store_word(arena, at + words * lanes * 4, _fifth_bits(load_word(stored, p)))
+                store_word(arena, at + 4 * group, _fifth_bits(load_word(stored, p)))
                 p += 4
-            for g in range(words):
-                store_word(arena, at + g * lanes * 4, load_word(stored, p + 4 * g) ^ flip)
+            for g in range(0, words, 4):
+                store_word(arena, at + g * group, load_word(stored, p + 4 * g) ^ flip)
+                store_word(arena, at + (g + 1) * group, load_word(stored, p + 4 * g + 4) ^ flip)
+                store_word(arena, at + (g + 2) * group, load_word(stored, p + 4 * g + 8) ^ flip)
+                store_word(arena, at + (g + 3) * group, load_word(stored, p + 4 * g + 12) ^ flip)
 
 
 @kernel
@@ -96,11 +102,13 @@ def _fifth_bits(bits):
     """Fifth bits of columns 0..31 as a plane of ``matvec_5bit.py``: bits 0..3 of byte j are columns 16 + 4g + j."""
     turned = bits >> 16 | (bits & 0xFFFF) << 16
     plane = 0
-    for j in range(4):
-        every = turned >> j & 0x11111111  # one bit of each nibble, drawn together
-        every = (every | every >> 3) & 0x03030303
-        every = (every | every >> 6) & 0x000F000F
-        plane |= ((every | every >> 12) & 0xFF) << 8 * j
+    for j in range(0, 4, 2):
+        # one bit of each nibble for byte j and, 32 bits above, for byte j + 1; then drawn together
+        every = turned >> j & 0x11111111 | (turned >> j + 1 & 0x11111111) << 32
+        every = (every | every >> 3) & 0x0303030303030303
+        every = (every | every >> 6) & 0x000F000F000F000F
+        every = every | every >> 12
+        plane |= (every & 0xFF | (every >> 32 & 0xFF) << 8) << 8 * j
     return plane
 
 

@@ -89,6 +89,26 @@ def test_cache_is_used_again_and_an_edit_anywhere_in_the_kernels_recompiles(tmp_
     assert _run(tree, cache) == [0, 1]
 
 
+def test_what_is_compiled_is_counted_once_and_only_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jit, "kernel_cache_dir", lambda: None)
+    counts: list[int] = []
+
+    def half(a: float) -> float:
+        return a / 2
+
+    halve = jit.kernel(half)
+
+    def quarter(a: float) -> float:
+        return halve(halve(a))
+
+    quartered = jit.kernel(quarter)
+    with jit.compilations(counts.append):
+        assert quartered(8.0) == quartered(8.0) == 2.0
+    assert counts == [1, 2]
+    assert quartered(8) == 2.0
+    assert counts == [1, 2]
+
+
 def test_an_unwritable_cache_folder_costs_time_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
