@@ -51,7 +51,9 @@ def test_every_format_agrees_with_llama_cpp_over_prose(name: str, source: Model,
     model = load_model(file)
     assert K_FORMATS.get(name, name.lower()) in agreement.stored_as(model)
     ids = agreement.text_ids(source, TOKENS)
-    ours, theirs = agreement.both_logits(model, file, llama_cpp, ids, threads=2)
+    ours, theirs = agreement.both_logits(
+        model, file, llama_cpp, ids, threads=1
+    )  # two of llama.cpp's collapse on a busy machine
     found, limit = agreement.compare(theirs, ours, ids), gate_of(name)
     assert found["kl_mean"] <= limit["kl"], found
     assert found["kl_max"] <= limit["position_kl"], found
@@ -59,9 +61,10 @@ def test_every_format_agrees_with_llama_cpp_over_prose(name: str, source: Model,
     assert found["near_top1"] >= limit["near_top1"], found
     assert found["other_ppl"] == pytest.approx(found["base_ppl"], rel=0.02)
     if name == "q8_0":  # as far as llama.cpp is from itself
-        one_by_one = llama_cpp.call("logits", ids=ids, schedule=[1] * len(ids))["logits"]
-        itself = agreement.compare(theirs, one_by_one, ids)
-        assert found["kl_mean"] <= gate("agreement_itself")["times"] * itself["kl_mean"], (found, itself)
+        some = ids[: TOKENS // 2]
+        one_by_one = llama_cpp.call("logits", ids=some, schedule=[1] * len(some))["logits"]
+        to_itself, to_us = (agreement.compare(theirs[: len(some)], x, some)["kl_mean"] for x in (one_by_one, ours[: len(some)]))
+        assert to_us <= gate("agreement_itself")["times"] * to_itself
     if name != "f32":  # from which others are made
         file.unlink()
 
