@@ -44,7 +44,7 @@ def sample(logits: F32, sampling: Sampling, generator: np.random.Generator) -> i
     best = int(np.argmax(logits))  # of NaN, if there is one
     if not np.isfinite(logits[best]):
         raise FormatError(
-            f"logit {best} is {logits[best]}, so no token can be chosen; the weights hold numbers that are not finite or too large"
+            f"logit {best} is {logits[best]}, so no token can be chosen; the weights hold numbers that are not finite or huge"
         )
     if sampling.temperature == 0.0:
         return best

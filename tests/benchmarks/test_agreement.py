@@ -13,6 +13,7 @@ import pytest
 
 from deepthin.engine.child import Child
 from deepthin.engine.errors import UsageError
+from deepthin.engine.formats import FORMATS
 from deepthin.engine.load import load_model
 from deepthin.engine.model import Model
 from deepthin.export.tolerances import gate
@@ -20,8 +21,17 @@ from tests.benchmarks.test_decode import load_script, record
 
 agreement = load_script("agreement")
 TOKENS = 512
-# what the quantiser makes of these widths: rows of 576 take no super-blocks, those of ffn_down do
-K_FORMATS = {"Q4_K_M": "q4_k", "Q5_K_M": "q5_k", "Q6_K": "q6_k"}
+# Between them these hold every format: rows of 576 take no super-blocks, so llama.cpp's quantiser stores them otherwise.
+FILES = {
+    "f32": {"f32"},
+    "f16": {"f16"},
+    "bf16": {"bf16"},
+    "q8_0": {"q8_0"},
+    "q4_0": {"q4_0", "q8_0"},
+    "q4_1": {"q4_1", "q8_0"},
+    "Q4_K_M": {"q4_k", "q5_0", "q6_k", "q8_0"},
+    "Q5_K_M": {"q5_k", "q5_1", "q6_k", "q8_0"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -41,19 +51,23 @@ def llama_cpp() -> Iterator[Child]:
 
 
 def gate_of(name: str) -> dict[str, float]:
-    return gate(f"agreement_{name if name in ('f32', 'f16', 'bf16') else 'k' if name in K_FORMATS else 'int8'}")
+    return gate(f"agreement_{name if name in ('f32', 'f16', 'bf16') else 'k' if '_K' in name else 'int8'}")
+
+
+def test_the_files_hold_every_format() -> None:
+    assert set().union(*FILES.values()) == set(FORMATS)
+    assert set(FILES) < set(agreement.FORMATS)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", agreement.FORMATS)
+@pytest.mark.parametrize("name", FILES)
 def test_every_format_agrees_with_llama_cpp_over_prose(name: str, source: Model, files: Any, llama_cpp: Child) -> None:
     file = files.path(name)
     model = load_model(file)
-    assert K_FORMATS.get(name, name.lower()) in agreement.stored_as(model)
+    assert set(agreement.stored_as(model)) == FILES[name]
     ids = agreement.text_ids(source, TOKENS)
-    ours, theirs = agreement.both_logits(
-        model, file, llama_cpp, ids, threads=1
-    )  # two of llama.cpp's collapse on a busy machine
+    # one thread each: two of llama.cpp's collapse on a busy machine
+    ours, theirs = agreement.both_logits(model, file, llama_cpp, ids, threads=1)
     found, limit = agreement.compare(theirs, ours, ids), gate_of(name)
     assert found["kl_mean"] <= limit["kl"], found
     assert found["kl_max"] <= limit["position_kl"], found
