@@ -182,6 +182,8 @@ class Decoder:
         self._pace = Pace(self.threads) if threads is None else None
         self.simd = simd_target()
         self.bytes_per_token = plan.bytes_per_token
+        # rows of the embedding beyond the tokenizer's tokens are padding: they have logits, but stand for no text
+        self.num_tokens = self.shape.vocab_size if model.tokenizer is None else len(model.tokenizer.tokens)
         self.position = 0
 
     def reset(self) -> None:

@@ -50,7 +50,7 @@ def generate(
     stop: Collection[int] = (),
     on_token: Callable[[int], None] | None = None,
 ) -> Generation:
-    """Continue ``ids`` by up to ``num_tokens`` tokens, from an empty cache.
+    """Continue ``ids`` by up to ``num_tokens`` tokens, from an empty cache; only by tokens that the tokenizer has.
 
     Args:
         decoder: reset first.
@@ -63,6 +63,7 @@ def generate(
 
     Raises:
         UsageError: the prompt is empty, or prompt and new tokens do not fit the decoder's context.
+        FormatError: the weights lead to logits that are not finite.
     """
     if num_tokens < 1:
         raise UsageError(f"{num_tokens} new tokens were asked for; ask for at least 1")
@@ -79,7 +80,7 @@ def generate(
     first = time.perf_counter()
     new: list[int] = []
     while True:
-        token = sample(logits, sampling, generator)
+        token = sample(logits[: decoder.num_tokens], sampling, generator)
         new.append(token)
         if on_token:
             on_token(token)

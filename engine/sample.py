@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from deepthin.engine.arrays import F32
-from deepthin.engine.errors import UsageError
+from deepthin.engine.errors import FormatError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,18 @@ class Sampling:
 
 
 def sample(logits: F32, sampling: Sampling, generator: np.random.Generator) -> int:
-    """One token id drawn from ``logits`` f32 [V]; the lowest id wins an exact tie under greedy choice."""
+    """One token id drawn from ``logits`` f32 [V]; the lowest id wins an exact tie under greedy choice.
+
+    Raises:
+        FormatError: the largest logit is NaN or infinite, so there is nothing to choose by.
+    """
+    best = int(np.argmax(logits))  # of NaN, if there is one
+    if not np.isfinite(logits[best]):
+        raise FormatError(
+            f"logit {best} is {logits[best]}, so no token can be chosen; the weights hold numbers that are not finite or huge"
+        )
     if sampling.temperature == 0.0:
-        return int(np.argmax(logits))
+        return best
     scaled = logits.astype(np.float64) / sampling.temperature
     order = np.argsort(-scaled, kind="stable")
     if sampling.top_k:
@@ -49,4 +58,5 @@ def sample(logits: F32, sampling: Sampling, generator: np.random.Generator) -> i
         keep = int(np.searchsorted(np.cumsum(probabilities), sampling.top_p)) + 1
         order, probabilities = order[:keep], probabilities[:keep]
         probabilities /= probabilities.sum()
-    return int(order[np.searchsorted(np.cumsum(probabilities), generator.random())])
+    at = np.searchsorted(np.cumsum(probabilities), generator.random())
+    return int(order[min(int(at), len(order) - 1)])  # the rounded sum may end below the number drawn

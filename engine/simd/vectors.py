@@ -270,9 +270,8 @@ class Vectors:
 
     def _larger(self, builder: Any, x: Any, y: Any) -> Any:
         """The larger of two that are not negative; NaN is the largest of all, which no comparison of floats would make it."""
-        bits = ir.VectorType(I32, x.type.count)
-        is_x = builder.icmp_signed(">", builder.bitcast(x, bits), builder.bitcast(y, bits))
-        return builder.select(is_x, x, y)
+        a, b = (builder.bitcast(side, ir.VectorType(I32, x.type.count)) for side in (x, y))
+        return builder.bitcast(builder.select(builder.icmp_signed(">", a, b), a, b), x.type)  # one integer maximum
 
     def _round_i32(self, builder: Any, value: Any) -> Any:
         """Nearest integer, ties to even, as i32."""

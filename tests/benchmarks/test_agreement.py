@@ -13,6 +13,7 @@ import pytest
 
 from deepthin.engine.child import Child
 from deepthin.engine.errors import UsageError
+from deepthin.engine.formats import FORMATS
 from deepthin.engine.load import load_model
 from deepthin.engine.model import Model
 from deepthin.export.tolerances import gate
@@ -21,8 +22,17 @@ from tests.support.benchmark_scripts import load_script
 
 agreement = load_script("agreement")
 TOKENS = 512
-# what the quantiser makes of these widths: rows of 576 take no super-blocks, those of ffn_down do
-K_FORMATS = {"Q4_K_M": "q4_k", "Q5_K_M": "q5_k", "Q6_K": "q6_k"}
+# Between them these hold every format: rows of 576 take no super-blocks, so llama.cpp's quantiser stores them otherwise.
+FILES = {
+    "f32": {"f32"},
+    "f16": {"f16"},
+    "bf16": {"bf16"},
+    "q8_0": {"q8_0"},
+    "q4_0": {"q4_0", "q8_0"},
+    "q4_1": {"q4_1", "q8_0"},
+    "Q4_K_M": {"q4_k", "q5_0", "q6_k", "q8_0"},
+    "Q5_K_M": {"q5_k", "q5_1", "q6_k", "q8_0"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -42,17 +52,23 @@ def llama_cpp() -> Iterator[Child]:
 
 
 def gate_of(name: str) -> dict[str, float]:
-    return gate(f"agreement_{name if name in ('f32', 'f16', 'bf16') else 'k' if name in K_FORMATS else 'int8'}")
+    return gate(f"agreement_{name if name in ('f32', 'f16', 'bf16') else 'k' if '_K' in name else 'int8'}")
+
+
+def test_the_files_hold_every_format() -> None:
+    assert set().union(*FILES.values()) == set(FORMATS)
+    assert set(FILES) < set(agreement.FORMATS)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", agreement.FORMATS)
+@pytest.mark.parametrize("name", FILES)
 def test_every_format_agrees_with_llama_cpp_over_prose(name: str, source: Model, files: Any, llama_cpp: Child) -> None:
     file = files.path(name)
     model = load_model(file)
-    assert K_FORMATS.get(name, name.lower()) in agreement.stored_as(model)
+    assert set(agreement.stored_as(model)) == FILES[name]
     ids = agreement.text_ids(source, TOKENS)
-    ours, theirs = agreement.both_logits(model, file, llama_cpp, ids, threads=2)
+    # one thread each: two of llama.cpp's collapse on a busy machine
+    ours, theirs = agreement.both_logits(model, file, llama_cpp, ids, threads=1)
     found, limit = agreement.compare(theirs, ours, ids), gate_of(name)
     assert found["kl_mean"] <= limit["kl"], found
     assert found["kl_max"] <= limit["position_kl"], found
@@ -60,9 +76,10 @@ def test_every_format_agrees_with_llama_cpp_over_prose(name: str, source: Model,
     assert found["near_top1"] >= limit["near_top1"], found
     assert found["other_ppl"] == pytest.approx(found["base_ppl"], rel=0.02)
     if name == "q8_0":  # as far as llama.cpp is from itself
-        one_by_one = llama_cpp.call("logits", ids=ids, schedule=[1] * len(ids))["logits"]
-        itself = agreement.compare(theirs, one_by_one, ids)
-        assert found["kl_mean"] <= gate("agreement_itself")["times"] * itself["kl_mean"], (found, itself)
+        some = ids[: TOKENS // 2]
+        one_by_one = llama_cpp.call("logits", ids=some, schedule=[1] * len(some))["logits"]
+        to_itself, to_us = (agreement.compare(theirs[: len(some)], x, some)["kl_mean"] for x in (one_by_one, ours[: len(some)]))
+        assert to_us <= gate("agreement_itself")["times"] * to_itself
     if name != "f32":  # from which others are made
         file.unlink()
 

@@ -181,6 +181,24 @@ def test_nan_and_infinity_reach_the_result(name: str) -> None:
                 assert not np.isfinite(found).any()
 
 
+def test_softmax_of_scores_that_are_not_finite() -> None:
+    def weights(*scores: float) -> tuple[F32, float]:
+        room, parts = np.full(32, np.nan, np.float32), np.zeros(2, np.float32)
+        room[: len(scores)] = scores
+        attention.soften(room, 0, len(scores), parts, 0, 1)
+        return room[: len(scores)], float(parts[1])
+
+    found, total = weights(0.5, -np.inf, 0.5, *[0.5] * 20)
+    assert total == 22 and found[1] < 1e-37 and (np.delete(found, 1) == 1).all()
+    for bad in (np.nan, np.inf):
+        for at in (0, 7, 21):
+            scores = [0.5] * 22
+            scores[at] = bad
+            found, total = weights(*scores)
+            assert np.isnan(total) and np.isnan(found[at])
+    assert np.isnan(weights(*[-np.inf] * 9)[1])
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_scores_beyond_f32_are_not_finite_and_tiny_ones_are(name: str) -> None:
     k, v, q = np.ones((40, 16), np.float32), random(40, 16), np.full((1, 16), 1e-42, np.float32)

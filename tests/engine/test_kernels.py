@@ -9,12 +9,13 @@ import pytest
 
 from deepthin.engine.arrays import F32
 from deepthin.engine.formats import FORMATS
+from deepthin.engine.jit import kernel
 from deepthin.engine.kernels import elementwise, matmul, matvec
 from deepthin.engine.kernels.rows import read_row
 from deepthin.engine.model import Tensor
 from deepthin.engine.pack import KERNEL_FORMATS, Packed, align, pack_tensors, place
 from deepthin.engine.plan import aligned_bytes
-from deepthin.engine.simd import Q8_BIAS, W
+from deepthin.engine.simd import Q8_BIAS, W, exp, load_f32, store_f32
 from tests.support.k_blocks import stored
 
 # every format at widths that it takes
@@ -343,6 +344,25 @@ def test_activations_without_a_gate_pass_nan_and_infinity_on(activation: Any) ->
     x[:] = -np.inf
     activation(x, 0, 2 * W)
     assert (x == 0).all() if activation is elementwise.relu2 else np.isnan(x).all()  # as max(x, 0)^2 and x sigmoid(..) are
+
+
+@kernel
+def _exp(out: np.ndarray, x: np.ndarray) -> None:
+    for i in range(0, len(x), W):
+        store_f32(out, i, exp(load_f32(x, i)))  # type: ignore[call-arg]
+
+
+def test_exp_over_its_whole_range_and_beyond() -> None:
+    x = np.linspace(-87.3, 88.3, 8 * 4096, dtype=np.float32)
+    out = np.zeros_like(x)
+    _exp(out, x)
+    np.testing.assert_allclose(out, np.exp(x.astype(np.float64)), rtol=2.5e-7)
+    edges = np.resize(np.array([np.nan, np.inf, 1e30, 89, -0.0, -88, -np.inf], np.float32), 2 * W)
+    out = np.zeros_like(edges)
+    _exp(out, edges)
+    least = np.exp(np.float64(np.float32(-87.3)))
+    wanted = np.resize([np.nan, np.inf, np.inf, np.inf, 1, least, least], 2 * W)  # never 0: no subnormal slows a sum down
+    np.testing.assert_allclose(out, wanted, rtol=2.5e-7)
 
 
 def test_swiglu_over_the_whole_range_of_exp() -> None:
