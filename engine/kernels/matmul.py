@@ -15,29 +15,20 @@ import numpy as np
 
 from deepthin.engine.cpu import simd_target
 from deepthin.engine.jit import kernel
+from deepthin.engine.kernels.blocks import block_q4_0, block_q4_1, block_q8_0, low_1, store_tokens
 from deepthin.engine.kernels.matmul_5bit import tiles_q5_0, tiles_q5_1
 from deepthin.engine.kernels.matmul_k import tiles_q4_k, tiles_q5_k, tiles_q6_k
 from deepthin.engine.kernels.matvec import BF16, F16, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, matvec
 from deepthin.engine.simd import (
-    Q8_BIAS,
     W,
     add,
-    as_f32,
-    broadcast4,
-    dot4_nibbles,
-    dot4_q8,
+    broadcast_f32,
     fma,
-    high_nibbles,
     load_bf16,
-    load_bytes,
     load_f16,
     load_f32,
-    low_nibbles,
-    mul,
     never_inline,
     splat,
-    splat_i32,
-    store_f32,
 )
 
 
@@ -46,245 +37,162 @@ def tiles_q8_0(
     out, out_at, out_stride, arena, data_at, scale_at, cols, xq, q_at, q_stride, xs, xn, s_at, s_stride, whole, t0, t1
 ):  # fmt: skip
     """Products of tiles t0..t1-1 for the first ``whole`` tokens, as ``matvec_q8_0``. Four tokens share each load."""
-    blocks = cols // 32
-    zero = splat(np.float32(0))
+    n = cols // 32
     for t in range(t0, t1):
         for m in range(0, whole, 4):
-            to = out_at + m * out_stride + t * W
-            x0 = q_at + m * q_stride
-            x1, x2, x3 = x0 + q_stride, x0 + 2 * q_stride, x0 + 3 * q_stride
-            a0, a1, a2, a3 = zero, zero, zero, zero
-            for b in range(blocks):
-                e0 = s_at + m * s_stride + b
-                e1, e2, e3 = e0 + s_stride, e0 + 2 * s_stride, e0 + 3 * s_stride
-                p = data_at + (t * blocks + b) * 32 * W
-                i0 = splat_i32(np.int32(-Q8_BIAS * xn[e0]))
-                i1 = splat_i32(np.int32(-Q8_BIAS * xn[e1]))
-                i2 = splat_i32(np.int32(-Q8_BIAS * xn[e2]))
-                i3 = splat_i32(np.int32(-Q8_BIAS * xn[e3]))
-                for g in range(8):
-                    codes = load_bytes(arena, p + g * 4 * W)
-                    c = b * 32 + g * 4
-                    i0 = dot4_q8(i0, codes, broadcast4(xq, x0 + c))
-                    i1 = dot4_q8(i1, codes, broadcast4(xq, x1 + c))
-                    i2 = dot4_q8(i2, codes, broadcast4(xq, x2 + c))
-                    i3 = dot4_q8(i3, codes, broadcast4(xq, x3 + c))
-                d = load_f16(arena, scale_at + (t * blocks + b) * 2 * W)
-                a0 = fma(as_f32(i0), mul(d, splat(xs[e0])), a0)
-                a1 = fma(as_f32(i1), mul(d, splat(xs[e1])), a1)
-                a2 = fma(as_f32(i2), mul(d, splat(xs[e2])), a2)
-                a3 = fma(as_f32(i3), mul(d, splat(xs[e3])), a3)
-            store_f32(out, to, a0)
-            store_f32(out, to + out_stride, a1)
-            store_f32(out, to + 2 * out_stride, a2)
-            store_f32(out, to + 3 * out_stride, a3)
+            x0, e0 = q_at + m * q_stride, s_at + m * s_stride
+            a = splat(np.float32(0))
+            b, c, d = a, a, a
+            for k in range(n):
+                x, e = x0 + k * 32, e0 + k
+                a = block_q8_0(a, arena, data_at, scale_at, t * n + k, xq, x, xs, xn, e)
+                x, e = x + q_stride, e + s_stride
+                b = block_q8_0(b, arena, data_at, scale_at, t * n + k, xq, x, xs, xn, e)
+                x, e = x + q_stride, e + s_stride
+                c = block_q8_0(c, arena, data_at, scale_at, t * n + k, xq, x, xs, xn, e)
+                x, e = x + q_stride, e + s_stride
+                d = block_q8_0(d, arena, data_at, scale_at, t * n + k, xq, x, xs, xn, e)
+            store_tokens(out, out_at + m * out_stride + t * W, out_stride, a, b, c, d)
 
 
 @kernel
 def tiles_q4_0(
     out, out_at, out_stride, arena, data_at, scale_at, cols, xq, q_at, q_stride, xs, xn, s_at, s_stride, whole, t0, t1
 ):  # fmt: skip
-    """Products of tiles t0..t1-1 for the first ``whole`` tokens, as ``matvec_q4_0``. Four tokens share each load."""
-    blocks = cols // 32
-    zero = splat(np.float32(0))
+    """As :func:`tiles_q8_0` for ``matvec_q4_0``."""
+    n = cols // 32
     for t in range(t0, t1):
         for m in range(0, whole, 4):
-            to = out_at + m * out_stride + t * W
-            x0 = q_at + m * q_stride
-            x1, x2, x3 = x0 + q_stride, x0 + 2 * q_stride, x0 + 3 * q_stride
-            a0, a1, a2, a3 = zero, zero, zero, zero
-            for b in range(blocks):
-                e0 = s_at + m * s_stride + b
-                e1, e2, e3 = e0 + s_stride, e0 + 2 * s_stride, e0 + 3 * s_stride
-                p = data_at + (t * blocks + b) * 16 * W
-                i0 = splat_i32(np.int32(-8 * xn[e0]))
-                i1 = splat_i32(np.int32(-8 * xn[e1]))
-                i2 = splat_i32(np.int32(-8 * xn[e2]))
-                i3 = splat_i32(np.int32(-8 * xn[e3]))
-                for g in range(4):
-                    codes = load_bytes(arena, p + g * 4 * W)
-                    c = b * 32 + g * 4
-                    half = low_nibbles(codes)
-                    i0 = dot4_nibbles(i0, half, broadcast4(xq, x0 + c))
-                    i1 = dot4_nibbles(i1, half, broadcast4(xq, x1 + c))
-                    i2 = dot4_nibbles(i2, half, broadcast4(xq, x2 + c))
-                    i3 = dot4_nibbles(i3, half, broadcast4(xq, x3 + c))
-                    half = high_nibbles(codes)
-                    i0 = dot4_nibbles(i0, half, broadcast4(xq, x0 + c + 16))
-                    i1 = dot4_nibbles(i1, half, broadcast4(xq, x1 + c + 16))
-                    i2 = dot4_nibbles(i2, half, broadcast4(xq, x2 + c + 16))
-                    i3 = dot4_nibbles(i3, half, broadcast4(xq, x3 + c + 16))
-                d = load_f16(arena, scale_at + (t * blocks + b) * 2 * W)
-                a0 = fma(as_f32(i0), mul(d, splat(xs[e0])), a0)
-                a1 = fma(as_f32(i1), mul(d, splat(xs[e1])), a1)
-                a2 = fma(as_f32(i2), mul(d, splat(xs[e2])), a2)
-                a3 = fma(as_f32(i3), mul(d, splat(xs[e3])), a3)
-            store_f32(out, to, a0)
-            store_f32(out, to + out_stride, a1)
-            store_f32(out, to + 2 * out_stride, a2)
-            store_f32(out, to + 3 * out_stride, a3)
+            x0, e0 = q_at + m * q_stride, s_at + m * s_stride
+            a = splat(np.float32(0))
+            b, c, d = a, a, a
+            for k in range(n):
+                x, e = x0 + k * 32, e0 + k
+                a = block_q4_0(a, arena, data_at, scale_at, t * n + k, xq, x, xs, xn, e)
+                x, e = x + q_stride, e + s_stride
+                b = block_q4_0(b, arena, data_at, scale_at, t * n + k, xq, x, xs, xn, e)
+                x, e = x + q_stride, e + s_stride
+                c = block_q4_0(c, arena, data_at, scale_at, t * n + k, xq, x, xs, xn, e)
+                x, e = x + q_stride, e + s_stride
+                d = block_q4_0(d, arena, data_at, scale_at, t * n + k, xq, x, xs, xn, e)
+            store_tokens(out, out_at + m * out_stride + t * W, out_stride, a, b, c, d)
 
 
 @kernel
 def tiles_q4_1(
     out, out_at, out_stride, arena, data_at, scale_at, cols, xq, q_at, q_stride, xs, xn, s_at, s_stride, whole, t0, t1
 ):  # fmt: skip
-    """Products of tiles t0..t1-1 for the first ``whole`` tokens, as ``matvec_q4_1``. Four tokens share each load."""
-    blocks = cols // 32
-    zero = splat(np.float32(0))
+    """As :func:`tiles_q8_0` for ``matvec_q4_1``."""
+    n = cols // 32
     for t in range(t0, t1):
         for m in range(0, whole, 4):
-            to = out_at + m * out_stride + t * W
-            x0 = q_at + m * q_stride
-            x1, x2, x3 = x0 + q_stride, x0 + 2 * q_stride, x0 + 3 * q_stride
-            a0, a1, a2, a3 = zero, zero, zero, zero
-            r0, r1, r2, r3 = zero, zero, zero, zero
-            for b in range(blocks):
-                e0 = s_at + m * s_stride + b
-                e1, e2, e3 = e0 + s_stride, e0 + 2 * s_stride, e0 + 3 * s_stride
-                p = data_at + (t * blocks + b) * 16 * W
-                i0 = splat_i32(np.int32(0))
-                i1 = splat_i32(np.int32(0))
-                i2 = splat_i32(np.int32(0))
-                i3 = splat_i32(np.int32(0))
-                for g in range(4):
-                    codes = load_bytes(arena, p + g * 4 * W)
-                    c = b * 32 + g * 4
-                    half = low_nibbles(codes)
-                    i0 = dot4_nibbles(i0, half, broadcast4(xq, x0 + c))
-                    i1 = dot4_nibbles(i1, half, broadcast4(xq, x1 + c))
-                    i2 = dot4_nibbles(i2, half, broadcast4(xq, x2 + c))
-                    i3 = dot4_nibbles(i3, half, broadcast4(xq, x3 + c))
-                    half = high_nibbles(codes)
-                    i0 = dot4_nibbles(i0, half, broadcast4(xq, x0 + c + 16))
-                    i1 = dot4_nibbles(i1, half, broadcast4(xq, x1 + c + 16))
-                    i2 = dot4_nibbles(i2, half, broadcast4(xq, x2 + c + 16))
-                    i3 = dot4_nibbles(i3, half, broadcast4(xq, x3 + c + 16))
-                q = scale_at + (t * blocks + b) * 4 * W
-                d, low = load_f16(arena, q), load_f16(arena, q + 2 * W)
-                a0 = fma(as_f32(i0), mul(d, splat(xs[e0])), a0)
-                a1 = fma(as_f32(i1), mul(d, splat(xs[e1])), a1)
-                a2 = fma(as_f32(i2), mul(d, splat(xs[e2])), a2)
-                a3 = fma(as_f32(i3), mul(d, splat(xs[e3])), a3)
-                r0 = fma(low, splat(np.float32(xs[e0] * np.float32(xn[e0]))), r0)
-                r1 = fma(low, splat(np.float32(xs[e1] * np.float32(xn[e1]))), r1)
-                r2 = fma(low, splat(np.float32(xs[e2] * np.float32(xn[e2]))), r2)
-                r3 = fma(low, splat(np.float32(xs[e3] * np.float32(xn[e3]))), r3)
-            store_f32(out, to, add(a0, r0))
-            store_f32(out, to + out_stride, add(a1, r1))
-            store_f32(out, to + 2 * out_stride, add(a2, r2))
-            store_f32(out, to + 3 * out_stride, add(a3, r3))
+            x0, e0 = q_at + m * q_stride, s_at + m * s_stride
+            a = splat(np.float32(0))
+            b, c, d, al, bl, cl, dl = a, a, a, a, a, a, a
+            for k in range(n):
+                x, e = x0 + k * 32, e0 + k
+                a = block_q4_1(a, arena, data_at, scale_at, t * n + k, xq, x, xs, xn, e)
+                al = low_1(al, arena, scale_at, t * n + k, xs, xn, e)
+                x, e = x + q_stride, e + s_stride
+                b = block_q4_1(b, arena, data_at, scale_at, t * n + k, xq, x, xs, xn, e)
+                bl = low_1(bl, arena, scale_at, t * n + k, xs, xn, e)
+                x, e = x + q_stride, e + s_stride
+                c = block_q4_1(c, arena, data_at, scale_at, t * n + k, xq, x, xs, xn, e)
+                cl = low_1(cl, arena, scale_at, t * n + k, xs, xn, e)
+                x, e = x + q_stride, e + s_stride
+                d = block_q4_1(d, arena, data_at, scale_at, t * n + k, xq, x, xs, xn, e)
+                dl = low_1(dl, arena, scale_at, t * n + k, xs, xn, e)
+            store_tokens(out, out_at + m * out_stride + t * W, out_stride, add(a, al), add(b, bl), add(c, cl), add(d, dl))
 
 
 @kernel
 def tiles_f32(
     out, out_at, out_stride, arena, data_at, cols, x, x_at, x_stride, whole, t0, t1
 ):  # fmt: skip
-    """Products of tiles t0..t1-1 for the first ``whole`` tokens, as ``matvec_f32``. Two tokens share each load."""
+    """Products of tiles t0..t1-1 for the first ``whole`` tokens, as ``matvec_f32``. Three tiles meet four tokens at a time."""
+    row = cols * 4 * W
     zero = splat(np.float32(0))
-    for t in range(t0, t1):
-        for m in range(0, whole, 2):
-            to = out_at + m * out_stride + t * W
-            x0 = x_at + m * x_stride
-            x1 = x0 + x_stride
-            a0, a1, a2, a3 = zero, zero, zero, zero
-            b0, b1, b2, b3 = zero, zero, zero, zero
-            at = data_at + t * cols * W * 4
-            for c in range(0, cols - 3, 4):
-                p = at + c * W * 4
-                u, v = x0 + c, x1 + c
-                w = load_f32(arena, p)
-                a0 = fma(w, splat(x[u]), a0)
-                b0 = fma(w, splat(x[v]), b0)
-                w = load_f32(arena, p + 4 * W)
-                a1 = fma(w, splat(x[u + 1]), a1)
-                b1 = fma(w, splat(x[v + 1]), b1)
-                w = load_f32(arena, p + 8 * W)
-                a2 = fma(w, splat(x[u + 2]), a2)
-                b2 = fma(w, splat(x[v + 2]), b2)
-                w = load_f32(arena, p + 12 * W)
-                a3 = fma(w, splat(x[u + 3]), a3)
-                b3 = fma(w, splat(x[v + 3]), b3)
-            for c in range(cols - cols % 4, cols):
-                w = load_f32(arena, at + c * W * 4)
-                a0 = fma(w, splat(x[x0 + c]), a0)
-                b0 = fma(w, splat(x[x1 + c]), b0)
-            store_f32(out, to, add(add(a0, a1), add(a2, a3)))
-            store_f32(out, to + out_stride, add(add(b0, b1), add(b2, b3)))
+    for t in range(t0, t1, 3):
+        u, v = min(t + 1, t1 - 1), min(t + 2, t1 - 1)
+        for m in range(0, whole, 4):
+            y0 = x_at + m * x_stride
+            a0, a1, a2, a3, b0, b1, b2, b3 = zero, zero, zero, zero, zero, zero, zero, zero
+            c0, c1, c2, c3 = zero, zero, zero, zero
+            for k in range(cols):
+                p, y = data_at + k * 4 * W, y0 + k
+                f, g, h = load_f32(arena, p + t * row), load_f32(arena, p + u * row), load_f32(arena, p + v * row)
+                s = broadcast_f32(x, y)
+                a0, b0, c0 = fma(f, s, a0), fma(g, s, b0), fma(h, s, c0)
+                s = broadcast_f32(x, y + x_stride)
+                a1, b1, c1 = fma(f, s, a1), fma(g, s, b1), fma(h, s, c1)
+                s = broadcast_f32(x, y + 2 * x_stride)
+                a2, b2, c2 = fma(f, s, a2), fma(g, s, b2), fma(h, s, c2)
+                s = broadcast_f32(x, y + 3 * x_stride)
+                a3, b3, c3 = fma(f, s, a3), fma(g, s, b3), fma(h, s, c3)
+            to = out_at + m * out_stride
+            store_tokens(out, to + t * W, out_stride, a0, a1, a2, a3)
+            store_tokens(out, to + u * W, out_stride, b0, b1, b2, b3)
+            store_tokens(out, to + v * W, out_stride, c0, c1, c2, c3)
 
 
 @kernel
 def tiles_f16(
     out, out_at, out_stride, arena, data_at, cols, x, x_at, x_stride, whole, t0, t1
 ):  # fmt: skip
-    """Products of tiles t0..t1-1 for the first ``whole`` tokens, as ``matvec_f16``. Two tokens share each load."""
+    """As :func:`tiles_f32` for f16 weights."""
+    row = cols * 2 * W
     zero = splat(np.float32(0))
-    for t in range(t0, t1):
-        for m in range(0, whole, 2):
-            to = out_at + m * out_stride + t * W
-            x0 = x_at + m * x_stride
-            x1 = x0 + x_stride
-            a0, a1, a2, a3 = zero, zero, zero, zero
-            b0, b1, b2, b3 = zero, zero, zero, zero
-            at = data_at + t * cols * W * 2
-            for c in range(0, cols - 3, 4):
-                p = at + c * W * 2
-                u, v = x0 + c, x1 + c
-                w = load_f16(arena, p)
-                a0 = fma(w, splat(x[u]), a0)
-                b0 = fma(w, splat(x[v]), b0)
-                w = load_f16(arena, p + 2 * W)
-                a1 = fma(w, splat(x[u + 1]), a1)
-                b1 = fma(w, splat(x[v + 1]), b1)
-                w = load_f16(arena, p + 4 * W)
-                a2 = fma(w, splat(x[u + 2]), a2)
-                b2 = fma(w, splat(x[v + 2]), b2)
-                w = load_f16(arena, p + 6 * W)
-                a3 = fma(w, splat(x[u + 3]), a3)
-                b3 = fma(w, splat(x[v + 3]), b3)
-            for c in range(cols - cols % 4, cols):
-                w = load_f16(arena, at + c * W * 2)
-                a0 = fma(w, splat(x[x0 + c]), a0)
-                b0 = fma(w, splat(x[x1 + c]), b0)
-            store_f32(out, to, add(add(a0, a1), add(a2, a3)))
-            store_f32(out, to + out_stride, add(add(b0, b1), add(b2, b3)))
+    for t in range(t0, t1, 3):
+        u, v = min(t + 1, t1 - 1), min(t + 2, t1 - 1)
+        for m in range(0, whole, 4):
+            y0 = x_at + m * x_stride
+            a0, a1, a2, a3, b0, b1, b2, b3 = zero, zero, zero, zero, zero, zero, zero, zero
+            c0, c1, c2, c3 = zero, zero, zero, zero
+            for k in range(cols):
+                p, y = data_at + k * 2 * W, y0 + k
+                f, g, h = load_f16(arena, p + t * row), load_f16(arena, p + u * row), load_f16(arena, p + v * row)
+                s = broadcast_f32(x, y)
+                a0, b0, c0 = fma(f, s, a0), fma(g, s, b0), fma(h, s, c0)
+                s = broadcast_f32(x, y + x_stride)
+                a1, b1, c1 = fma(f, s, a1), fma(g, s, b1), fma(h, s, c1)
+                s = broadcast_f32(x, y + 2 * x_stride)
+                a2, b2, c2 = fma(f, s, a2), fma(g, s, b2), fma(h, s, c2)
+                s = broadcast_f32(x, y + 3 * x_stride)
+                a3, b3, c3 = fma(f, s, a3), fma(g, s, b3), fma(h, s, c3)
+            to = out_at + m * out_stride
+            store_tokens(out, to + t * W, out_stride, a0, a1, a2, a3)
+            store_tokens(out, to + u * W, out_stride, b0, b1, b2, b3)
+            store_tokens(out, to + v * W, out_stride, c0, c1, c2, c3)
 
 
 @kernel
 def tiles_bf16(
     out, out_at, out_stride, arena, data_at, cols, x, x_at, x_stride, whole, t0, t1
 ):  # fmt: skip
-    """Products of tiles t0..t1-1 for the first ``whole`` tokens, as ``matvec_bf16``. Two tokens share each load."""
+    """As :func:`tiles_f32` for bf16 weights."""
+    row = cols * 2 * W
     zero = splat(np.float32(0))
-    for t in range(t0, t1):
-        for m in range(0, whole, 2):
-            to = out_at + m * out_stride + t * W
-            x0 = x_at + m * x_stride
-            x1 = x0 + x_stride
-            a0, a1, a2, a3 = zero, zero, zero, zero
-            b0, b1, b2, b3 = zero, zero, zero, zero
-            at = data_at + t * cols * W * 2
-            for c in range(0, cols - 3, 4):
-                p = at + c * W * 2
-                u, v = x0 + c, x1 + c
-                w = load_bf16(arena, p)
-                a0 = fma(w, splat(x[u]), a0)
-                b0 = fma(w, splat(x[v]), b0)
-                w = load_bf16(arena, p + 2 * W)
-                a1 = fma(w, splat(x[u + 1]), a1)
-                b1 = fma(w, splat(x[v + 1]), b1)
-                w = load_bf16(arena, p + 4 * W)
-                a2 = fma(w, splat(x[u + 2]), a2)
-                b2 = fma(w, splat(x[v + 2]), b2)
-                w = load_bf16(arena, p + 6 * W)
-                a3 = fma(w, splat(x[u + 3]), a3)
-                b3 = fma(w, splat(x[v + 3]), b3)
-            for c in range(cols - cols % 4, cols):
-                w = load_bf16(arena, at + c * W * 2)
-                a0 = fma(w, splat(x[x0 + c]), a0)
-                b0 = fma(w, splat(x[x1 + c]), b0)
-            store_f32(out, to, add(add(a0, a1), add(a2, a3)))
-            store_f32(out, to + out_stride, add(add(b0, b1), add(b2, b3)))
+    for t in range(t0, t1, 3):
+        u, v = min(t + 1, t1 - 1), min(t + 2, t1 - 1)
+        for m in range(0, whole, 4):
+            y0 = x_at + m * x_stride
+            a0, a1, a2, a3, b0, b1, b2, b3 = zero, zero, zero, zero, zero, zero, zero, zero
+            c0, c1, c2, c3 = zero, zero, zero, zero
+            for k in range(cols):
+                p, y = data_at + k * 2 * W, y0 + k
+                f, g, h = load_bf16(arena, p + t * row), load_bf16(arena, p + u * row), load_bf16(arena, p + v * row)
+                s = broadcast_f32(x, y)
+                a0, b0, c0 = fma(f, s, a0), fma(g, s, b0), fma(h, s, c0)
+                s = broadcast_f32(x, y + x_stride)
+                a1, b1, c1 = fma(f, s, a1), fma(g, s, b1), fma(h, s, c1)
+                s = broadcast_f32(x, y + 2 * x_stride)
+                a2, b2, c2 = fma(f, s, a2), fma(g, s, b2), fma(h, s, c2)
+                s = broadcast_f32(x, y + 3 * x_stride)
+                a3, b3, c3 = fma(f, s, a3), fma(g, s, b3), fma(h, s, c3)
+            to = out_at + m * out_stride
+            store_tokens(out, to + t * W, out_stride, a0, a1, a2, a3)
+            store_tokens(out, to + u * W, out_stride, b0, b1, b2, b3)
+            store_tokens(out, to + v * W, out_stride, c0, c1, c2, c3)
 
 
 if simd_target() == "neon_i8mm":
@@ -302,7 +210,7 @@ def matmul(
     """
     never_inline()
     fmt, data_at, scale_at, cols = ops[i, 0], ops[i, 1], ops[i, 2], ops[i, 4]
-    whole = tokens - tokens % (4 if fmt >= Q8_0 else 2)
+    whole = tokens - tokens % 4
     if whole > 0:
         if fmt == Q4_0:
             tiles_q4_0(

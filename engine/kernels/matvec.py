@@ -22,143 +22,125 @@ from __future__ import annotations
 import numpy as np
 
 from deepthin.engine.jit import kernel
+from deepthin.engine.kernels.blocks import (
+    block_q4_0,
+    block_q4_1,
+    block_q8_0,
+    four_tiles,
+    low_1,
+    store_four,
+)
 from deepthin.engine.kernels.matvec_5bit import matvec_q5_0, matvec_q5_1
 from deepthin.engine.kernels.matvec_k import matvec_q4_k, matvec_q5_k, matvec_q6_k
-from deepthin.engine.simd import (
-    Q8_BIAS,
-    W,
-    add,
-    add_i32,
-    as_f32,
-    broadcast4,
-    dot4_nibbles,
-    dot4_q8,
-    fma,
-    high_nibbles,
-    load_bf16,
-    load_bytes,
-    load_f16,
-    load_f32,
-    low_nibbles,
-    mul,
-    splat,
-    splat_i32,
-    store_f32,
-)
+from deepthin.engine.simd import W, add, broadcast_f32, fma, load_bf16, load_f16, load_f32, splat
 
 F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K = range(11)
 
 
 @kernel
 def matvec_f32(out, out_at, arena, data_at, cols, x, x_at, t0, t1):
-    """out[out_at + r] = sum over c of W[r, c] * x[c] for the rows of tiles t0..t1-1; four partial sums per row."""
-    for t in range(t0, t1):
-        at = data_at + t * cols * W * 4
-        a0 = splat(np.float32(0))
-        a1, a2, a3 = a0, a0, a0
-        for c in range(0, cols - 3, 4):
-            p = at + c * W * 4
-            a0 = fma(load_f32(arena, p), splat(x[x_at + c]), a0)
-            a1 = fma(load_f32(arena, p + 4 * W), splat(x[x_at + c + 1]), a1)
-            a2 = fma(load_f32(arena, p + 8 * W), splat(x[x_at + c + 2]), a2)
-            a3 = fma(load_f32(arena, p + 12 * W), splat(x[x_at + c + 3]), a3)
-        for c in range(cols - cols % 4, cols):
-            a0 = fma(load_f32(arena, at + c * W * 4), splat(x[x_at + c]), a0)
-        store_f32(out, out_at + t * W, add(add(a0, a1), add(a2, a3)))
+    """out[out_at + r] = sum over c of W[r, c] * x[c] for the rows of tiles t0..t1-1."""
+    row = cols * 4 * W
+    for i in range((t1 - t0 + 3) // 4):
+        t, u, v, w = four_tiles(t0, t1, i)
+        a = splat(np.float32(0))
+        b, c, d = a, a, a
+        for k in range(cols):
+            p, y = data_at + k * 4 * W, broadcast_f32(x, x_at + k)
+            a = fma(load_f32(arena, p + t * row), y, a)
+            b = fma(load_f32(arena, p + u * row), y, b)
+            c = fma(load_f32(arena, p + v * row), y, c)
+            d = fma(load_f32(arena, p + w * row), y, d)
+        store_four(out, out_at + t * W, out_at + u * W, out_at + v * W, out_at + w * W, a, b, c, d)
 
 
 @kernel
 def matvec_f16(out, out_at, arena, data_at, cols, x, x_at, t0, t1):
     """As :func:`matvec_f32` for f16 weights."""
-    for t in range(t0, t1):
-        at = data_at + t * cols * W * 2
-        a0 = splat(np.float32(0))
-        a1, a2, a3 = a0, a0, a0
-        for c in range(0, cols - 3, 4):
-            p = at + c * W * 2
-            a0 = fma(load_f16(arena, p), splat(x[x_at + c]), a0)
-            a1 = fma(load_f16(arena, p + 2 * W), splat(x[x_at + c + 1]), a1)
-            a2 = fma(load_f16(arena, p + 4 * W), splat(x[x_at + c + 2]), a2)
-            a3 = fma(load_f16(arena, p + 6 * W), splat(x[x_at + c + 3]), a3)
-        for c in range(cols - cols % 4, cols):
-            a0 = fma(load_f16(arena, at + c * W * 2), splat(x[x_at + c]), a0)
-        store_f32(out, out_at + t * W, add(add(a0, a1), add(a2, a3)))
+    row = cols * 2 * W
+    for i in range((t1 - t0 + 3) // 4):
+        t, u, v, w = four_tiles(t0, t1, i)
+        a = splat(np.float32(0))
+        b, c, d = a, a, a
+        for k in range(cols):
+            p, y = data_at + k * 2 * W, broadcast_f32(x, x_at + k)
+            a = fma(load_f16(arena, p + t * row), y, a)
+            b = fma(load_f16(arena, p + u * row), y, b)
+            c = fma(load_f16(arena, p + v * row), y, c)
+            d = fma(load_f16(arena, p + w * row), y, d)
+        store_four(out, out_at + t * W, out_at + u * W, out_at + v * W, out_at + w * W, a, b, c, d)
 
 
 @kernel
 def matvec_bf16(out, out_at, arena, data_at, cols, x, x_at, t0, t1):
     """As :func:`matvec_f32` for bf16 weights."""
-    for t in range(t0, t1):
-        at = data_at + t * cols * W * 2
-        a0 = splat(np.float32(0))
-        a1, a2, a3 = a0, a0, a0
-        for c in range(0, cols - 3, 4):
-            p = at + c * W * 2
-            a0 = fma(load_bf16(arena, p), splat(x[x_at + c]), a0)
-            a1 = fma(load_bf16(arena, p + 2 * W), splat(x[x_at + c + 1]), a1)
-            a2 = fma(load_bf16(arena, p + 4 * W), splat(x[x_at + c + 2]), a2)
-            a3 = fma(load_bf16(arena, p + 6 * W), splat(x[x_at + c + 3]), a3)
-        for c in range(cols - cols % 4, cols):
-            a0 = fma(load_bf16(arena, at + c * W * 2), splat(x[x_at + c]), a0)
-        store_f32(out, out_at + t * W, add(add(a0, a1), add(a2, a3)))
+    row = cols * 2 * W
+    for i in range((t1 - t0 + 3) // 4):
+        t, u, v, w = four_tiles(t0, t1, i)
+        a = splat(np.float32(0))
+        b, c, d = a, a, a
+        for k in range(cols):
+            p, y = data_at + k * 2 * W, broadcast_f32(x, x_at + k)
+            a = fma(load_bf16(arena, p + t * row), y, a)
+            b = fma(load_bf16(arena, p + u * row), y, b)
+            c = fma(load_bf16(arena, p + v * row), y, c)
+            d = fma(load_bf16(arena, p + w * row), y, d)
+        store_four(out, out_at + t * W, out_at + u * W, out_at + v * W, out_at + w * W, a, b, c, d)
 
 
 @kernel
 def matvec_q8_0(out, out_at, arena, data_at, scale_at, cols, xq, q_at, xs, xn, s_at, t0, t1):
     """out[out_at + r] = sum over blocks of d_w * d_x * (sum of q_w * q_x), exact in i32 within a block."""
-    blocks = cols // 32
-    for t in range(t0, t1):
-        acc = splat(np.float32(0))
-        for b in range(blocks):
-            p = data_at + (t * blocks + b) * 32 * W
-            s0 = splat_i32(np.int32(-Q8_BIAS * xn[s_at + b]))
-            s1 = splat_i32(np.int32(0))
-            for g in range(0, 8, 2):
-                s0 = dot4_q8(s0, load_bytes(arena, p + g * 4 * W), broadcast4(xq, q_at + b * 32 + g * 4))
-                s1 = dot4_q8(s1, load_bytes(arena, p + (g + 1) * 4 * W), broadcast4(xq, q_at + b * 32 + g * 4 + 4))
-            d = mul(load_f16(arena, scale_at + (t * blocks + b) * 2 * W), splat(xs[s_at + b]))
-            acc = fma(as_f32(add_i32(s0, s1)), d, acc)
-        store_f32(out, out_at + t * W, acc)
+    n = cols // 32
+    for i in range((t1 - t0 + 3) // 4):
+        t, u, v, w = four_tiles(t0, t1, i)
+        a = splat(np.float32(0))
+        b, c, d = a, a, a
+        for k in range(n):
+            x, e = q_at + k * 32, s_at + k
+            a = block_q8_0(a, arena, data_at, scale_at, t * n + k, xq, x, xs, xn, e)
+            b = block_q8_0(b, arena, data_at, scale_at, u * n + k, xq, x, xs, xn, e)
+            c = block_q8_0(c, arena, data_at, scale_at, v * n + k, xq, x, xs, xn, e)
+            d = block_q8_0(d, arena, data_at, scale_at, w * n + k, xq, x, xs, xn, e)
+        store_four(out, out_at + t * W, out_at + u * W, out_at + v * W, out_at + w * W, a, b, c, d)
 
 
 @kernel
 def matvec_q4_0(out, out_at, arena, data_at, scale_at, cols, xq, q_at, xs, xn, s_at, t0, t1):
     """As :func:`matvec_q8_0` for nibbles with offset 8."""
-    blocks = cols // 32
-    for t in range(t0, t1):
-        acc = splat(np.float32(0))
-        for b in range(blocks):
-            p = data_at + (t * blocks + b) * 16 * W
-            s0 = splat_i32(np.int32(-8 * xn[s_at + b]))
-            s1 = splat_i32(np.int32(0))
-            for g in range(4):
-                nibbles = load_bytes(arena, p + g * 4 * W)
-                s0 = dot4_nibbles(s0, low_nibbles(nibbles), broadcast4(xq, q_at + b * 32 + g * 4))
-                s1 = dot4_nibbles(s1, high_nibbles(nibbles), broadcast4(xq, q_at + b * 32 + 16 + g * 4))
-            d = mul(load_f16(arena, scale_at + (t * blocks + b) * 2 * W), splat(xs[s_at + b]))
-            acc = fma(as_f32(add_i32(s0, s1)), d, acc)
-        store_f32(out, out_at + t * W, acc)
+    n = cols // 32
+    for i in range((t1 - t0 + 3) // 4):
+        t, u, v, w = four_tiles(t0, t1, i)
+        a = splat(np.float32(0))
+        b, c, d = a, a, a
+        for k in range(n):
+            x, e = q_at + k * 32, s_at + k
+            a = block_q4_0(a, arena, data_at, scale_at, t * n + k, xq, x, xs, xn, e)
+            b = block_q4_0(b, arena, data_at, scale_at, u * n + k, xq, x, xs, xn, e)
+            c = block_q4_0(c, arena, data_at, scale_at, v * n + k, xq, x, xs, xn, e)
+            d = block_q4_0(d, arena, data_at, scale_at, w * n + k, xq, x, xs, xn, e)
+        store_four(out, out_at + t * W, out_at + u * W, out_at + v * W, out_at + w * W, a, b, c, d)
 
 
 @kernel
 def matvec_q4_1(out, out_at, arena, data_at, scale_at, cols, xq, q_at, xs, xn, s_at, t0, t1):
     """out[out_at + r] = sum over blocks of d_w * d_x * (sum of q_w * q_x) + m_w * d_x * (sum of q_x)."""
-    blocks = cols // 32
-    for t in range(t0, t1):
-        acc = splat(np.float32(0))
-        low = splat(np.float32(0))
-        for b in range(blocks):
-            p = data_at + (t * blocks + b) * 16 * W
-            s0 = splat_i32(np.int32(0))
-            s1 = s0
-            for g in range(4):
-                nibbles = load_bytes(arena, p + g * 4 * W)
-                s0 = dot4_nibbles(s0, low_nibbles(nibbles), broadcast4(xq, q_at + b * 32 + g * 4))
-                s1 = dot4_nibbles(s1, high_nibbles(nibbles), broadcast4(xq, q_at + b * 32 + 16 + g * 4))
-            q = scale_at + (t * blocks + b) * 4 * W
-            acc = fma(as_f32(add_i32(s0, s1)), mul(load_f16(arena, q), splat(xs[s_at + b])), acc)
-            low = fma(load_f16(arena, q + 2 * W), splat(np.float32(xs[s_at + b] * np.float32(xn[s_at + b]))), low)
-        store_f32(out, out_at + t * W, add(acc, low))
+    n = cols // 32
+    for i in range((t1 - t0 + 3) // 4):
+        t, u, v, w = four_tiles(t0, t1, i)
+        a = splat(np.float32(0))
+        b, c, d, al, bl, cl, dl = a, a, a, a, a, a, a
+        for k in range(n):
+            x, e = q_at + k * 32, s_at + k
+            a = block_q4_1(a, arena, data_at, scale_at, t * n + k, xq, x, xs, xn, e)
+            b = block_q4_1(b, arena, data_at, scale_at, u * n + k, xq, x, xs, xn, e)
+            c = block_q4_1(c, arena, data_at, scale_at, v * n + k, xq, x, xs, xn, e)
+            d = block_q4_1(d, arena, data_at, scale_at, w * n + k, xq, x, xs, xn, e)
+            al, bl = low_1(al, arena, scale_at, t * n + k, xs, xn, e), low_1(bl, arena, scale_at, u * n + k, xs, xn, e)
+            cl, dl = low_1(cl, arena, scale_at, v * n + k, xs, xn, e), low_1(dl, arena, scale_at, w * n + k, xs, xn, e)
+        store_four(
+            out, out_at + t * W, out_at + u * W, out_at + v * W, out_at + w * W, add(a, al), add(b, bl), add(c, cl), add(d, dl)
+        )
 
 
 @kernel

@@ -16,31 +16,18 @@ from __future__ import annotations
 import numpy as np
 
 from deepthin.engine.jit import kernel
-from deepthin.engine.kernels.matvec_5bit import AHEAD
-from deepthin.engine.simd import (
-    W,
-    add_i32,
-    as_f32,
-    broadcast4,
-    dot4_nibbles,
-    fma,
-    high_nibbles,
-    load_bytes,
-    load_f16,
-    load_s8,
-    load_u8,
-    low_nibbles,
-    mul,
-    prefetch,
-    raised,
-    splat,
-    splat_byte,
-    splat_i32,
-    store_f32,
-    sub,
-    sub_i32,
-    with_high_bits,
+from deepthin.engine.kernels.blocks import (
+    block_q4_k,
+    block_q5_k,
+    block_q6_k,
+    four_tiles,
+    low_k,
+    store_four,
+    super_k,
+    super_low_k,
+    super_q6_k,
 )
+from deepthin.engine.simd import W, splat, sub
 
 
 @kernel
@@ -49,109 +36,79 @@ def matvec_q4_k(out, out_at, arena, data_at, scale_at, cols, xq, q_at, xs, xn, s
 
     From it goes the sum over super-blocks of dmin * (sum over blocks of min * d_x * (sum of q_x)). A block's sums are exact.
     """
-    supers = cols // 256
-    for t in range(t0, t1):
-        acc = splat(np.float32(0))
-        low = acc
-        for u in range(supers):
-            first = t * supers + u
-            q = scale_at + first * 20 * W
-            scaled = splat(np.float32(0))
-            shifted = scaled
+    n = cols // 256
+    zero = splat(np.float32(0))
+    for i in range((t1 - t0 + 3) // 4):
+        t, u, v, w = four_tiles(t0, t1, i)
+        a, b, c, d, al, bl, cl, dl = zero, zero, zero, zero, zero, zero, zero, zero
+        for j in range(n):
+            ta, tb, tc, td = t * n + j, u * n + j, v * n + j, w * n + j
+            f, g, h, o, fl, gl, hl, ol = zero, zero, zero, zero, zero, zero, zero, zero
             for k in range(8):
-                p = data_at + (first * 8 + k) * 16 * W
-                for line in range(0, 16 * W, 64):
-                    prefetch(arena, p + AHEAD + line)
-                e = s_at + u * 8 + k
-                s0 = splat_i32(np.int32(0))
-                s1 = s0
-                for g in range(4):
-                    codes = load_bytes(arena, p + g * 4 * W)
-                    c = q_at + u * 256 + k * 32 + g * 4
-                    s0 = dot4_nibbles(s0, low_nibbles(codes), broadcast4(xq, c))
-                    s1 = dot4_nibbles(s1, high_nibbles(codes), broadcast4(xq, c + 16))
-                at = q + (4 + 2 * k) * W
-                scaled = fma(as_f32(add_i32(s0, s1)), mul(load_u8(arena, at), splat(xs[e])), scaled)
-                shifted = fma(load_u8(arena, at + W), splat(np.float32(xs[e] * np.float32(xn[e]))), shifted)
-            acc = fma(load_f16(arena, q), scaled, acc)
-            low = fma(load_f16(arena, q + 2 * W), shifted, low)
-        store_f32(out, out_at + t * W, sub(acc, low))
+                x, e = q_at + (j * 8 + k) * 32, s_at + j * 8 + k
+                f = block_q4_k(f, arena, data_at, scale_at, ta * 8 + k, xq, x, xs, xn, e)
+                g = block_q4_k(g, arena, data_at, scale_at, tb * 8 + k, xq, x, xs, xn, e)
+                h = block_q4_k(h, arena, data_at, scale_at, tc * 8 + k, xq, x, xs, xn, e)
+                o = block_q4_k(o, arena, data_at, scale_at, td * 8 + k, xq, x, xs, xn, e)
+                fl, gl = low_k(fl, arena, scale_at, ta * 8 + k, xs, xn, e), low_k(gl, arena, scale_at, tb * 8 + k, xs, xn, e)
+                hl, ol = low_k(hl, arena, scale_at, tc * 8 + k, xs, xn, e), low_k(ol, arena, scale_at, td * 8 + k, xs, xn, e)
+            a, al = super_k(a, f, arena, scale_at, ta), super_low_k(al, fl, arena, scale_at, ta)
+            b, bl = super_k(b, g, arena, scale_at, tb), super_low_k(bl, gl, arena, scale_at, tb)
+            c, cl = super_k(c, h, arena, scale_at, tc), super_low_k(cl, hl, arena, scale_at, tc)
+            d, dl = super_k(d, o, arena, scale_at, td), super_low_k(dl, ol, arena, scale_at, td)
+        store_four(
+            out, out_at + t * W, out_at + u * W, out_at + v * W, out_at + w * W, sub(a, al), sub(b, bl), sub(c, cl), sub(d, dl)
+        )
 
 
 @kernel
 def matvec_q5_k(out, out_at, arena, data_at, scale_at, cols, xq, q_at, xs, xn, s_at, t0, t1):
     """As :func:`matvec_q4_k`, with fifth bits as in ``matvec_q5_0``."""
-    supers = cols // 256
-    for t in range(t0, t1):
-        acc = splat(np.float32(0))
-        low = acc
-        for u in range(supers):
-            first = t * supers + u
-            q = scale_at + first * 20 * W
-            scaled = splat(np.float32(0))
-            shifted = scaled
+    n = cols // 256
+    zero = splat(np.float32(0))
+    for i in range((t1 - t0 + 3) // 4):
+        t, u, v, w = four_tiles(t0, t1, i)
+        a, b, c, d, al, bl, cl, dl = zero, zero, zero, zero, zero, zero, zero, zero
+        for j in range(n):
+            ta, tb, tc, td = t * n + j, u * n + j, v * n + j, w * n + j
+            f, g, h, o, fl, gl, hl, ol = zero, zero, zero, zero, zero, zero, zero, zero
             for k in range(8):
-                p = data_at + (first * 8 + k) * 20 * W
-                for line in range(0, 20 * W, 64):
-                    prefetch(arena, p + AHEAD + line)
-                e = s_at + u * 8 + k
-                lower = load_bytes(arena, p + 16 * W)
-                upper = raised(lower)
-                s0 = splat_i32(np.int32(0))
-                s1 = s0
-                for g in range(4):
-                    codes = load_bytes(arena, p + g * 4 * W)
-                    c = q_at + u * 256 + k * 32 + g * 4
-                    s0 = dot4_nibbles(s0, with_high_bits(low_nibbles(codes), lower, g, 16), broadcast4(xq, c))
-                    s1 = dot4_nibbles(s1, with_high_bits(high_nibbles(codes), upper, g, 16), broadcast4(xq, c + 16))
-                at = q + (4 + 2 * k) * W
-                scaled = fma(as_f32(add_i32(s0, s1)), mul(load_u8(arena, at), splat(xs[e])), scaled)
-                shifted = fma(load_u8(arena, at + W), splat(np.float32(xs[e] * np.float32(xn[e]))), shifted)
-            acc = fma(load_f16(arena, q), scaled, acc)
-            low = fma(load_f16(arena, q + 2 * W), shifted, low)
-        store_f32(out, out_at + t * W, sub(acc, low))
+                x, e = q_at + (j * 8 + k) * 32, s_at + j * 8 + k
+                f = block_q5_k(f, arena, data_at, scale_at, ta * 8 + k, xq, x, xs, xn, e)
+                g = block_q5_k(g, arena, data_at, scale_at, tb * 8 + k, xq, x, xs, xn, e)
+                h = block_q5_k(h, arena, data_at, scale_at, tc * 8 + k, xq, x, xs, xn, e)
+                o = block_q5_k(o, arena, data_at, scale_at, td * 8 + k, xq, x, xs, xn, e)
+                fl, gl = low_k(fl, arena, scale_at, ta * 8 + k, xs, xn, e), low_k(gl, arena, scale_at, tb * 8 + k, xs, xn, e)
+                hl, ol = low_k(hl, arena, scale_at, tc * 8 + k, xs, xn, e), low_k(ol, arena, scale_at, td * 8 + k, xs, xn, e)
+            a, al = super_k(a, f, arena, scale_at, ta), super_low_k(al, fl, arena, scale_at, ta)
+            b, bl = super_k(b, g, arena, scale_at, tb), super_low_k(bl, gl, arena, scale_at, tb)
+            c, cl = super_k(c, h, arena, scale_at, tc), super_low_k(cl, hl, arena, scale_at, tc)
+            d, dl = super_k(d, o, arena, scale_at, td), super_low_k(dl, ol, arena, scale_at, td)
+        store_four(
+            out, out_at + t * W, out_at + u * W, out_at + v * W, out_at + w * W, sub(a, al), sub(b, bl), sub(c, cl), sub(d, dl)
+        )
 
 
 @kernel
 def matvec_q6_k(out, out_at, arena, data_at, scale_at, cols, xq, q_at, xs, xn, s_at, t0, t1):
     """out[out_at + r] = sum over super-blocks of d * (sum over blocks of d_x * (sum over halves of scale * s)).
 
-    s = sum of (q_w - 32) * q_x over 16 columns, exact in i32. The activation's sums come per 32 columns, so the kernel adds up
-    the first 16 itself, by products with the offset.
+    s = sum of (q_w - 32) * q_x over 16 columns, exact in i32.
     """
-    supers = cols // 256
-    offset = splat_byte(32)
-    for t in range(t0, t1):
-        acc = splat(np.float32(0))
-        for u in range(supers):
-            first = t * supers + u
-            q = scale_at + first * 18 * W
-            scaled = splat(np.float32(0))
+    n = cols // 256
+    zero = splat(np.float32(0))
+    for i in range((t1 - t0 + 3) // 4):
+        t, u, v, w = four_tiles(t0, t1, i)
+        a, b, c, d = zero, zero, zero, zero
+        for j in range(n):
+            ta, tb, tc, td = t * n + j, u * n + j, v * n + j, w * n + j
+            f, g, h, o = zero, zero, zero, zero
             for k in range(8):
-                p = data_at + (first * 8 + k) * 24 * W
-                for line in range(0, 24 * W, 64):
-                    prefetch(arena, p + AHEAD + line)
-                e = s_at + u * 8 + k
-                plane0, plane1 = load_bytes(arena, p + 16 * W), load_bytes(arena, p + 20 * W)
-                raised0, raised1 = raised(plane0), raised(plane1)
-                s0 = splat_i32(np.int32(0))
-                s1, s2, s3, n0 = s0, s0, s0, s0
-                for g in range(2):
-                    c = q_at + u * 256 + k * 32 + g * 4
-                    x = broadcast4(xq, c)
-                    codes = load_bytes(arena, p + g * 4 * W)
-                    n0 = dot4_nibbles(n0, offset, x)
-                    s0 = dot4_nibbles(s0, with_high_bits(low_nibbles(codes), plane0, 2 * g, 48), x)
-                    s1 = dot4_nibbles(s1, with_high_bits(high_nibbles(codes), plane1, 2 * g, 48), broadcast4(xq, c + 16))
-                    x = broadcast4(xq, c + 8)
-                    codes = load_bytes(arena, p + (g + 2) * 4 * W)
-                    n0 = dot4_nibbles(n0, offset, x)
-                    s2 = dot4_nibbles(s2, with_high_bits(low_nibbles(codes), raised0, 2 * g, 48), x)
-                    s3 = dot4_nibbles(s3, with_high_bits(high_nibbles(codes), raised1, 2 * g, 48), broadcast4(xq, c + 24))
-                at = q + (2 + 2 * k) * W
-                h0 = as_f32(sub_i32(add_i32(s0, s2), n0))
-                h1 = as_f32(add_i32(sub_i32(add_i32(s1, s3), splat_i32(np.int32(32 * xn[e]))), n0))
-                both = fma(h1, load_s8(arena, at + W), mul(h0, load_s8(arena, at)))
-                scaled = fma(both, splat(xs[e]), scaled)
-            acc = fma(load_f16(arena, q), scaled, acc)
-        store_f32(out, out_at + t * W, acc)
+                x, e = q_at + (j * 8 + k) * 32, s_at + j * 8 + k
+                f = block_q6_k(f, arena, data_at, scale_at, ta * 8 + k, xq, x, xs, xn, e)
+                g = block_q6_k(g, arena, data_at, scale_at, tb * 8 + k, xq, x, xs, xn, e)
+                h = block_q6_k(h, arena, data_at, scale_at, tc * 8 + k, xq, x, xs, xn, e)
+                o = block_q6_k(o, arena, data_at, scale_at, td * 8 + k, xq, x, xs, xn, e)
+            a, b = super_q6_k(a, f, arena, scale_at, ta), super_q6_k(b, g, arena, scale_at, tb)
+            c, d = super_q6_k(c, h, arena, scale_at, tc), super_q6_k(d, o, arena, scale_at, td)
+        store_four(out, out_at + t * W, out_at + u * W, out_at + v * W, out_at + w * W, a, b, c, d)

@@ -21,8 +21,17 @@ elif simd_target() == "neon":
 else:
     from deepthin.engine.simd.portable import Q8_BIAS, W, dot4_nibbles, dot4_q8
 
+if simd_target() == "avx2":
+    from deepthin.engine.simd.avx2 import Q6_BIAS, dot_narrow, dot_narrow_6bit, end_narrow, start_narrow
+else:
+    from deepthin.engine.simd.wide import Q6_BIAS, wide_sums
+
+    start_narrow, end_narrow = wide_sums(W)
+    dot_narrow = dot_narrow_6bit = dot4_nibbles
+
 from deepthin.engine.simd.attend import CACHE_F16, CACHE_F32, CACHE_Q8_0, MAX_ROWS, Attend
 from deepthin.engine.simd.sync import (
+    always_inline,
     atomic_add,
     atomic_exchange,
     atomic_load,
@@ -45,6 +54,8 @@ add = _v.add
 add_i32 = _v.add_i32
 as_f32 = _v.as_f32
 broadcast4 = _v.broadcast4
+broadcast_f32 = _v.broadcast_f32
+broadcast_i32 = _v.broadcast_i32
 div = _v.div
 exp = _v.exp
 fma = _v.fma
@@ -59,6 +70,7 @@ low_nibbles = _v.low_nibbles
 maximum = _v.maximum
 absolute = _v.absolute
 mul = _v.mul
+mul_i32 = _v.mul_i32
 raised = _v.raised
 reduce_add = _v.reduce_add
 reduce_add_i32 = _v.reduce_add_i32
@@ -87,19 +99,26 @@ __all__ = [
     "CACHE_Q8_0",
     "MAX_ROWS",
     "MIX_WIDE",
+    "Q6_BIAS",
     "Q8_BIAS",
     "W",
     "absolute",
     "add",
     "add_i32",
+    "always_inline",
     "as_f32",
     "atomic_add",
     "atomic_exchange",
     "atomic_load",
     "broadcast4",
+    "broadcast_f32",
+    "broadcast_i32",
     "div",
     "dot4_nibbles",
     "dot4_q8",
+    "dot_narrow",
+    "dot_narrow_6bit",
+    "end_narrow",
     "exp",
     "fma",
     "futex_wait",
@@ -119,6 +138,7 @@ __all__ = [
     "mix_one",
     "mix_wide",
     "mul",
+    "mul_i32",
     "never_inline",
     "prefetch",
     "raised",
@@ -132,6 +152,7 @@ __all__ = [
     "splat",
     "splat_byte",
     "splat_i32",
+    "start_narrow",
     "store_f16",
     "store_f32",
     "store_i8",

@@ -18,7 +18,7 @@ from deepthin.engine.cpu import codegen_features
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 HALF, FLOAT = ir.HalfType(), ir.FloatType()
-_ELEMENTS = {"i8": I8, "i32": I32, "f32": FLOAT}
+_ELEMENTS = {"i8": I8, "i16": I16, "i32": I32, "f32": FLOAT}
 
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -101,6 +101,9 @@ class Vectors:
             wide = builder.zext(bits, v_i32)
             return builder.bitcast(builder.shl(wide, constant(I32, lanes, 16)), v_f32)
 
+        # one element in every lane, by one load where the CPU has it; ``array[index]`` would first test for a negative index
+        self.broadcast_f32 = load(f32, FLOAT, lambda builder, value: splat(builder, value, lanes))
+        self.broadcast_i32 = load(i32, I32, lambda builder, value: splat(builder, value, lanes))
         self.load_f32 = load(f32, v_f32, lambda builder, value: value)
         self.load_bytes = load(byte, vector(I8, 4 * lanes), lambda builder, value: value)
         self.load_bf16 = load(f32, vector(I16, lanes), bf16)
@@ -119,6 +122,7 @@ class Vectors:
         self.div = binary(f32, lambda b, x, y: b.fdiv(x, y))
         self.add_i32 = binary(i32, lambda b, x, y: b.add(x, y))
         self.sub_i32 = binary(i32, lambda b, x, y: b.sub(x, y))
+        self.mul_i32 = binary(i32, lambda b, x, y: b.mul(x, y))
         self.maximum = binary(f32, lambda b, x, y: b.select(b.fcmp_ordered(">", x, y), x, y))
         self.absolute = unary(f32, f32, lambda b, x: call(b, f"llvm.fabs.v{lanes}f32", v_f32, [x]))
         self.as_f32 = unary(f32, i32, lambda b, x: b.sitofp(x, v_f32))
