@@ -64,7 +64,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     Raises:
         DeepthinError: the model cannot be read or run.
     """
-    from decode import commit, smollm2_path  # the script beside this one
+    from runs import commit
+    from speed_models import smollm2_path
 
     from deepthin.engine.load import load_model
     from deepthin.profiles.machine import machine_record

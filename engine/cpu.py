@@ -10,6 +10,7 @@ the functions that hold them (``engine/simd/_ir.py``). Code that needs them is r
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -74,11 +75,17 @@ def codegen_features() -> str:
 
 @functools.cache
 def codegen_cpu() -> CodegenCpu:
-    """The code-generation target of this process."""
+    """The code-generation target of this process.
+
+    Raises:
+        UsageError: ``NUMBA_CPU_FEATURES`` has Numba compile for features of x86 that this CPU lacks.
+    """
     import llvmlite.binding as llvm
 
     name = os.environ.get("NUMBA_CPU_NAME") or llvm.get_host_cpu_name()
     features = {part[1:] for part in codegen_features().split(",") if part.startswith("+")}
+    if "NUMBA_CPU_FEATURES" in os.environ and not _is_arm64():
+        _refuse_absent(features)
     if features.issuperset(("avx512vl", "avx512vnni")):
         features.add("avxvnni")  # the same 256-bit vpdpbusd; LLVM picks the encoding that the CPU has
     if _is_arm64():
@@ -87,6 +94,19 @@ def codegen_cpu() -> CodegenCpu:
             present &= features
         features = features - set(_ARM64_LINUX) | present | {"neon"}
     return CodegenCpu(name, frozenset(features))
+
+
+def _refuse_absent(features: set[str]) -> None:
+    """Numba's own code would stop the process as well as ours, so a lesser target is no way out."""
+    import llvmlite.binding as llvm
+
+    with contextlib.suppress(RuntimeError):  # LLVM cannot tell on this system
+        host = llvm.get_host_cpu_features()
+        lacking = sorted(name for name in features & set().union(*TARGETS.values()) if not host.get(name))
+        if lacking:
+            raise UsageError(
+                f"NUMBA_CPU_FEATURES has {', '.join(lacking)}, which CPU '{llvm.get_host_cpu_name()}' lacks; leave that out"
+            )
 
 
 def arm64_features() -> set[str]:

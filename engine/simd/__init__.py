@@ -23,6 +23,9 @@ else:
 
 if simd_target() == "avx2":
     from deepthin.engine.simd.avx2 import Q6_BIAS, dot_narrow, dot_narrow_6bit, end_narrow, start_narrow, together
+elif simd_target() == "neon":
+    from deepthin.engine.simd.neon import Q6_BIAS, dot_narrow, dot_narrow_6bit, end_narrow, start_narrow
+    from deepthin.engine.simd.wide import together
 else:
     from deepthin.engine.simd.wide import Q6_BIAS, together, wide_sums
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # tests/arm64/run.sh DIR [NAME...]
 #
-# The kernels' tests on arm64 CPUs that qemu emulates, two to four minutes each; README.md beside this file says what DIR
-# holds and how to fill it. NAMEs are those of the table below, all when none is given. DECODER names the CPUs that also run
-# the whole decoder (as much again).
+# The kernels' tests and the whole decoder's on arm64 CPUs that qemu emulates, some minutes each; README.md beside this file
+# says what DIR holds and how to fill it. NAMEs are those of the table below, all when none is given. PARTS is "kernels",
+# "decoder" or, when it is not set, both.
 set -euo pipefail
 
 # name    | qemu -cpu    | part  | target       | DEEPTHIN_SIMD | features as /proc/cpuinfo lists them
@@ -22,7 +22,7 @@ portable  | cortex-a72   | 0xd08 | portable     | portable | fp asimd evtstrm cr
 [ $# -ge 1 ] || { sed -n '2,7s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 dir=$(realpath "$1"); shift
 repo=$(realpath "$(dirname "$0")/../..")
-decoder=" ${DECODER-v1} "
+parts=" ${PARTS:-kernels decoder} "
 
 qemu=$(ls "$dir"/qemu/usr/bin/qemu-aarch64-static 2>/dev/null || command -v qemu-aarch64-static || command -v qemu-aarch64)
 python=$(ls "$dir"/root/usr/bin/python3.[0-9]* | head -1)
@@ -62,11 +62,15 @@ while IFS='|' read -r name cpu part target simd features; do
   printf 'processor\t: %d\nFeatures\t:%s\nCPU implementer\t: 0x41\nCPU architecture: 8\nCPU variant\t: 0x1\nCPU part\t: %s\nCPU revision\t: 1\n\n' \
     0 "$features" "$part" 1 "$features" "$part" > "$work/$name/proc/cpuinfo"
   export ARM64_CPU=$cpu ARM64_ROOT="$work/$name" DEEPTHIN_CACHE_DIR="$work/cache-$name" DEEPTHIN_SIMD=$simd
-  tests="tests/engine/test_kernels.py tests/engine/test_cpu.py tests/engine/test_jit.py::test_a_waiter_parks_instead_of_burning_a_core"
-  for test in attention_equals_softmax_in_float64 nan_and_infinity_reach_the_result; do
-    tests+=" tests/engine/test_attention.py::test_$test"
-  done
-  [[ $decoder != *" $name "* ]] || tests+=" tests/engine/test_decoder.py::test_logits_equal_the_reference"
+  tests=""
+  if [[ $parts == *" kernels "* ]]; then
+    tests+=" tests/engine/test_kernels.py tests/engine/test_cpu.py"
+    tests+=" tests/engine/test_jit.py::test_a_waiter_parks_instead_of_burning_a_core"
+    for test in attention_equals_softmax_in_float64 nan_and_infinity_reach_the_result f16_is_stored_rounded_to_nearest_even; do
+      tests+=" tests/engine/test_attention.py::test_$test"
+    done
+  fi
+  [[ $parts != *" decoder "* ]] || tests+=" tests/arm64/test_whole_decoder.py"
   "$work/python" -c "$check" "$target" < /dev/null && "$work/python" -m pytest -q -p no:cacheprovider $tests < /dev/null \
     || failed+=" $name"
 done <<< "$table"

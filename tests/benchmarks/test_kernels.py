@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.benchmarks.test_decode import load_script
+from tests.support.benchmark_scripts import load_script
 
 kernels = load_script("kernels")
 SMALL = ["--cache-mb", "0.05", "--memory-mb", "0.1", "--rounds", "2"]

@@ -14,12 +14,25 @@ from deepthin.cli import inspect as inspect_command
 from deepthin.cli.arguments import usable_cpus
 from deepthin.cli.main import COMMANDS, main
 from deepthin.engine import errors
+from deepthin.engine.cpu import TARGETS, usable_targets
 
 TINY = "L=2,d=64,heads=4,kv=2,ff=96,vocab=96,tied"
 
 
 def run_python(*arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def test_a_target_this_cpu_lacks_is_one_line_and_exit_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each command that compiles; nothing is compiled before the refusal."""
+    absent = next(name for name in reversed(TARGETS) if name not in usable_targets())
+    monkeypatch.setenv("DEEPTHIN_SIMD", absent)
+    for arguments in (["bench", TINY], ["generate", TINY, "--ids", "1,2"], ["search", "--params", "10M", "--out", "nowhere"]):
+        result = run_python("-m", "deepthin", *arguments)
+        assert result.returncode == 2
+        last = result.stderr.strip().splitlines()[-1]
+        assert last.startswith(f"deepthin: error: DEEPTHIN_SIMD={absent} needs ") and "lacks; use one of" in last
+        assert "Traceback" not in result.stderr and not result.stdout
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,17 @@ def test_what_numba_is_told_to_compile_for_narrows_what_the_system_has(
     assert cpu.usable_targets() == targets.split()
 
 
+def test_numba_told_to_compile_for_more_than_an_x86_cpu_has_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    _pretend(monkeypatch, "x86_64", "+avx,+avx2,+fma,+f16c,-avxvnni")
+    monkeypatch.setenv("NUMBA_CPU_FEATURES", "+avx2,+fma,+f16c,+avxvnni,+avx512f")
+    with pytest.raises(UsageError, match="NUMBA_CPU_FEATURES has avx512f, avxvnni, which CPU 'some-cpu' lacks; leave that out"):
+        cpu.usable_targets()
+    cpu.codegen_cpu.cache_clear()
+    cpu.codegen_features.cache_clear()
+    monkeypatch.setenv("NUMBA_CPU_FEATURES", "+avx2,+fma,+f16c")
+    assert cpu.usable_targets() == ["avx2", "portable"]
+
+
 def test_avx_switched_off_in_numba_is_off_here(monkeypatch: pytest.MonkeyPatch) -> None:
     _pretend(monkeypatch, "x86_64", ALDER_LAKE)
     monkeypatch.setenv("NUMBA_ENABLE_AVX", "0")
