@@ -1,28 +1,19 @@
 from __future__ import annotations
 
-import sys
 import time
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "contention.py"
+from tests.support.benchmark_scripts import load_script
+
 TINY = "L=2,d=64,heads=4,kv=2,ff=96,vocab=96,tied"
 
 
 @pytest.fixture(scope="module")
 def script() -> Any:
-    spec = spec_from_file_location("contention_benchmark", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    sys.path.insert(0, str(SCRIPT.parent))  # as where a script is run: it imports the one beside it
-    try:
-        spec.loader.exec_module(module)
-        yield module
-    finally:
-        sys.path.remove(str(SCRIPT.parent))
+    return load_script("contention")
 
 
 def test_every_contestant_is_timed_alone_and_beside_a_busy_process(

@@ -1,25 +1,17 @@
 from __future__ import annotations
 
 import json
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+from tests.support.benchmark_scripts import SCRIPTS, load_script
 
 
 @pytest.fixture
-def startup(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The script, with its folder importable as it is when it is run."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    spec = spec_from_file_location("benchmarks_startup", BENCHMARKS / "startup.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def startup() -> Any:
+    return load_script("startup")
 
 
 def line(startup: Any, case: str, samples: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
@@ -52,7 +44,7 @@ def test_table_has_medians_and_ranges_beside_the_targets(startup: Any) -> None:
 def test_a_short_real_run_measures_every_phase_and_keeps_its_files(
     startup: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = sorted((BENCHMARKS / "results").rglob("*"))
+    before = sorted((SCRIPTS / "results").rglob("*"))
     options = ["--formats", "q4_1", "--large", "", "--repetitions", "1", "--no-cold", "--no-save", "--files", str(tmp_path)]
     assert startup.main(options) == 0
     table = capsys.readouterr().out.splitlines()
@@ -62,7 +54,7 @@ def test_a_short_real_run_measures_every_phase_and_keeps_its_files(
     assert len(phases) == len(startup.PHASES)
     assert min(phases) >= 0
     assert [path.name for path in tmp_path.iterdir()] == ["smollm2-135m-q4_1.gguf"]
-    assert sorted((BENCHMARKS / "results").rglob("*")) == before
+    assert sorted((SCRIPTS / "results").rglob("*")) == before
 
 
 def test_a_child_prints_one_json_document(startup: Any, capsys: pytest.CaptureFixture[str]) -> None:

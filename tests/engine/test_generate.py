@@ -92,7 +92,9 @@ def test_a_model_with_a_broken_weight_says_so() -> None:
     held = model.tensors["blk.1.ffn_up"]
     data = held.data.copy()
     data.reshape(-1).view(held.format.dtype)["d"][7] = np.nan
-    with Decoder(replace(model, tensors={**model.tensors, "blk.1.ffn_up": replace(held, data=data)}), threads=2) as decoder:
+    with Decoder(
+        replace(model, tensors={**model.tensors, "blk.1.ffn_up": replace(held, stored=data, order=None)}), threads=2
+    ) as decoder:
         assert np.isnan(decoder.logits([1, 2, 3])).all()
         with pytest.raises(FormatError, match="the weights hold numbers that are not finite"):
             generate(decoder, [1, 2, 3], 4)
