@@ -1,11 +1,13 @@
-"""Products of one block of 32 columns of W rows with one token's activations: what decode and prefill have in common.
+"""Products of blocks of 32 columns of W rows with a token's activations, four at once: what decode and prefill have in common.
 
-Every function adds its block to the sums ``acc`` of W rows. Several calls in a row share loads, unpacked codes and broadcasts,
-since all of them become one stretch of code: decode calls with one token and several tiles, prefill with one tile and
-several tokens. So a token's sums are the same bits in both.
+Decode takes four tiles and one token, prefill one tile and four tokens. Sums, block numbers and indices are tuples of four;
+what the four have in common is loaded and unpacked once, since all of it becomes one stretch of code. So a token's sums are the
+same bits in both. The four advance together: a CPU has some 40 vector operations in view, and those of one block wait for each
+other.
 
-    n      number of the block in the packed tensor, tile by tile      x   index of the block's first activation in ``xq``
-    e      index of the block's scale and sum in ``xs`` and ``xn``     layouts: see ``matvec.py``
+    acc   f32 sums of W rows, added to                         n    number of a block in the packed tensor, tile by tile
+    x     index of the block's first activation in ``xq``     e    index of the block's scale and sum in ``xs`` and ``xn``
+    one_tile   1 in prefill, 0 in decode               layouts   see ``matvec.py``
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from deepthin.engine.simd import (
     Q6_BIAS,
     Q8_BIAS,
     W,
+    add,
     add_i32,
     always_inline,
     as_f32,
@@ -38,13 +41,44 @@ from deepthin.engine.simd import (
     mul,
     mul_i32,
     raised,
+    splat,
     splat_byte,
     splat_i32,
     start_narrow,
     store_f32,
+    sub,
     sub_i32,
+    together,
     with_high_bits,
 )
+
+
+@kernel
+def four(value):
+    """The same value or index for all."""
+    always_inline()
+    return value, value, value, value
+
+
+@kernel
+def apart(first, step):
+    """Four indices, ``step`` apart."""
+    always_inline()
+    return first, first + step, first + 2 * step, first + 3 * step
+
+
+@kernel
+def further(at, by):
+    """Four indices, each moved on by ``by``."""
+    always_inline()
+    return at[0] + by, at[1] + by, at[2] + by, at[3] + by
+
+
+@kernel
+def times(at, by):
+    """Four indices, each multiplied."""
+    always_inline()
+    return at[0] * by, at[1] * by, at[2] * by, at[3] * by
 
 
 @kernel
@@ -61,189 +95,371 @@ def four_tiles(t0, t1, i):
 
 
 @kernel
-def store_four(out, to0, to1, to2, to3, a, b, c, d):
-    """Store four vectors of f32."""
+def zeros():
+    """Sums to start from."""
     always_inline()
-    store_f32(out, to0, a)
-    store_f32(out, to1, b)
-    store_f32(out, to2, c)
-    store_f32(out, to3, d)
+    return four(splat(np.float32(0)))
 
 
 @kernel
-def store_tokens(out, to, out_stride, a, b, c, d):
-    """Store the same rows of four tokens."""
+def plus(a, b):
+    """Sums added."""
     always_inline()
-    store_four(out, to, to + out_stride, to + 2 * out_stride, to + 3 * out_stride, a, b, c, d)
+    return add(a[0], b[0]), add(a[1], b[1]), add(a[2], b[2]), add(a[3], b[3])
 
 
 @kernel
-def _offset(by, xn, e):
-    """i32 start of a block's sums whose weights are stored with ``by`` added."""
+def minus(a, b):
+    """Sums subtracted."""
     always_inline()
-    return mul_i32(splat_i32(np.int32(-by)), broadcast_i32(xn, e))
+    return sub(a[0], b[0]), sub(a[1], b[1]), sub(a[2], b[2]), sub(a[3], b[3])
 
 
 @kernel
-def _nibbles(arena, p, xq, x, total):
-    """Total + sum over 32 columns of codes 0..15 at ``p`` times activations, i32."""
+def store(out, to, acc):
+    """Store sums at four places."""
     always_inline()
-    s = start_narrow(total)
+    store_f32(out, to[0], acc[0])
+    store_f32(out, to[1], acc[1])
+    store_f32(out, to[2], acc[2])
+    store_f32(out, to[3], acc[3])
+
+
+@kernel
+def _bytes(arena, at, size, n):
+    """A vector of packed bytes of each block; blocks are ``size`` bytes apart from ``at`` on."""
+    always_inline()
+    p = further(times(n, size), at)
+    return load_bytes(arena, p[0]), load_bytes(arena, p[1]), load_bytes(arena, p[2]), load_bytes(arena, p[3])
+
+
+@kernel
+def _halves(arena, at, size, n):
+    """An f16 [row] of each block as f32."""
+    always_inline()
+    p = further(times(n, size), at)
+    return load_f16(arena, p[0]), load_f16(arena, p[1]), load_f16(arena, p[2]), load_f16(arena, p[3])
+
+
+@kernel
+def _small(arena, at):
+    """A u8 [row] of each block as f32."""
+    always_inline()
+    return load_u8(arena, at[0]), load_u8(arena, at[1]), load_u8(arena, at[2]), load_u8(arena, at[3])
+
+
+@kernel
+def _small_signed(arena, at):
+    """An i8 [row] of each block as f32."""
+    always_inline()
+    return load_s8(arena, at[0]), load_s8(arena, at[1]), load_s8(arena, at[2]), load_s8(arena, at[3])
+
+
+@kernel
+def _lows(c):
+    always_inline()
+    return low_nibbles(c[0]), low_nibbles(c[1]), low_nibbles(c[2]), low_nibbles(c[3])
+
+
+@kernel
+def _highs(c):
+    always_inline()
+    return high_nibbles(c[0]), high_nibbles(c[1]), high_nibbles(c[2]), high_nibbles(c[3])
+
+
+@kernel
+def _raised(c):
+    always_inline()
+    return raised(c[0]), raised(c[1]), raised(c[2]), raised(c[3])
+
+
+@kernel
+def _with_bits(c, plane, shift, mask):
+    """Codes with the high bits that lie ``shift`` above their place in the plane."""
+    always_inline()
+    return (
+        with_high_bits(c[0], plane[0], shift, mask),
+        with_high_bits(c[1], plane[1], shift, mask),
+        with_high_bits(c[2], plane[2], shift, mask),
+        with_high_bits(c[3], plane[3], shift, mask),
+    )
+
+
+@kernel
+def _activations(xq, x, by):
+    """Four activation bytes each, in every row."""
+    always_inline()
+    x = further(x, by)
+    return broadcast4(xq, x[0]), broadcast4(xq, x[1]), broadcast4(xq, x[2]), broadcast4(xq, x[3])
+
+
+@kernel
+def _start(t):
+    always_inline()
+    return start_narrow(t[0]), start_narrow(t[1]), start_narrow(t[2]), start_narrow(t[3])
+
+
+@kernel
+def _end(s, t):
+    always_inline()
+    return end_narrow(s[0], t[0]), end_narrow(s[1], t[1]), end_narrow(s[2], t[2]), end_narrow(s[3], t[3])
+
+
+@kernel
+def _dot(s, c, y):
+    always_inline()
+    return (
+        dot_narrow(s[0], c[0], y[0]),
+        dot_narrow(s[1], c[1], y[1]),
+        dot_narrow(s[2], c[2], y[2]),
+        dot_narrow(s[3], c[3], y[3]),
+    )
+
+
+@kernel
+def _joined(s):
+    always_inline()
+    return together(s[0], s[1], s[2], s[3])
+
+
+@kernel
+def _dot_6bit(s, c, y):
+    always_inline()
+    return (
+        dot_narrow_6bit(s[0], c[0], y[0]),
+        dot_narrow_6bit(s[1], c[1], y[1]),
+        dot_narrow_6bit(s[2], c[2], y[2]),
+        dot_narrow_6bit(s[3], c[3], y[3]),
+    )
+
+
+@kernel
+def _nothing():
+    """i32 zeros to start sums from."""
+    always_inline()
+    return four(splat_i32(np.int32(0)))
+
+
+@kernel
+def _offsets(by, xn, e):
+    """i32 starts of sums whose weights are stored with ``by`` added."""
+    always_inline()
+    f = splat_i32(np.int32(-by))
+    return (
+        mul_i32(f, broadcast_i32(xn, e[0])),
+        mul_i32(f, broadcast_i32(xn, e[1])),
+        mul_i32(f, broadcast_i32(xn, e[2])),
+        mul_i32(f, broadcast_i32(xn, e[3])),
+    )
+
+
+@kernel
+def _plus_i32(a, b):
+    always_inline()
+    return add_i32(a[0], b[0]), add_i32(a[1], b[1]), add_i32(a[2], b[2]), add_i32(a[3], b[3])
+
+
+@kernel
+def _nibbles(arena, at, n, xq, x, totals):
+    """Totals + sums over 32 columns of codes 0..15 times activations, i32."""
+    always_inline()
+    s = _start(totals)
     for g in range(4):
-        codes = load_bytes(arena, p + g * 4 * W)
-        s = dot_narrow(s, low_nibbles(codes), broadcast4(xq, x + g * 4))
-        s = dot_narrow(s, high_nibbles(codes), broadcast4(xq, x + 16 + g * 4))
-    return end_narrow(s, total)
+        codes = _bytes(arena, at + g * 4 * W, 16 * W, n)
+        s = _joined(_dot(s, _lows(codes), _activations(xq, x, g * 4)))
+        s = _joined(_dot(s, _highs(codes), _activations(xq, x, 16 + g * 4)))
+    return _end(s, totals)
 
 
 @kernel
-def _fives(arena, p, xq, x, total):
+def _fives(arena, at, n, xq, x, totals, one_tile):
     """As :func:`_nibbles` for codes 0..31 with their plane of fifth bits."""
     always_inline()
-    zero = splat_i32(np.int32(0))
-    lower = load_bytes(arena, p + 16 * W)
-    upper = raised(lower)
-    s, r = start_narrow(total), start_narrow(zero)
-    for g in range(4):
-        codes = load_bytes(arena, p + g * 4 * W)
-        s = dot_narrow(s, with_high_bits(low_nibbles(codes), lower, g, 16), broadcast4(xq, x + g * 4))
-        r = dot_narrow(r, with_high_bits(high_nibbles(codes), upper, g, 16), broadcast4(xq, x + 16 + g * 4))
-    return add_i32(end_narrow(s, total), end_narrow(r, zero))
+    zero = _nothing()
+    lower = _bytes(arena, at + 16 * W, 20 * W, n)
+    upper = _raised(lower)
+    s, r = _start(totals), _start(zero)
+    s, r = _five_group(s, r, arena, at, n, xq, x, lower, upper, one_tile, np.int64(0))
+    s, r = _five_group(s, r, arena, at, n, xq, x, lower, upper, one_tile, np.int64(1))
+    s, r = _five_group(s, r, arena, at, n, xq, x, lower, upper, one_tile, np.int64(2))
+    s, r = _five_group(s, r, arena, at, n, xq, x, lower, upper, one_tile, np.int64(3))
+    return _plus_i32(_end(s, totals), _end(r, zero))
 
 
 @kernel
-def block_q8_0(acc, arena, data_at, scale_at, n, xq, x, xs, xn, e):
+def _five_group(s, r, arena, at, n, xq, x, lower, upper, one_tile, g):
+    """Columns 4g.. added to s, columns 16 + 4g.. to r: a body too long for LLVM to unroll a loop over it.
+
+    Four tiles are not held together here: their codes and planes are more than 16 registers.
+    """
+    always_inline()
+    codes = _bytes(arena, at + g * 4 * W, 20 * W, n)
+    s = _dot(s, _with_bits(_lows(codes), lower, g, 16), _activations(xq, x, g * 4))
+    r = _dot(r, _with_bits(_highs(codes), upper, g, 16), _activations(xq, x, 16 + g * 4))
+    return (_joined(s), _joined(r)) if one_tile != 0 else (s, r)
+
+
+@kernel
+def _scaled(acc, sums, f, xs, e):
+    """Acc + sums * f * d_x."""
+    always_inline()
+    return (
+        fma(as_f32(sums[0]), mul(f[0], broadcast_f32(xs, e[0])), acc[0]),
+        fma(as_f32(sums[1]), mul(f[1], broadcast_f32(xs, e[1])), acc[1]),
+        fma(as_f32(sums[2]), mul(f[2], broadcast_f32(xs, e[2])), acc[2]),
+        fma(as_f32(sums[3]), mul(f[3], broadcast_f32(xs, e[3])), acc[3]),
+    )
+
+
+@kernel
+def _scaled_sums(acc, f, xs, xn, e):
+    """Acc + f * d_x * (sum of q_x)."""
+    always_inline()
+    return (
+        fma(f[0], mul(broadcast_f32(xs, e[0]), as_f32(broadcast_i32(xn, e[0]))), acc[0]),
+        fma(f[1], mul(broadcast_f32(xs, e[1]), as_f32(broadcast_i32(xn, e[1]))), acc[1]),
+        fma(f[2], mul(broadcast_f32(xs, e[2]), as_f32(broadcast_i32(xn, e[2]))), acc[2]),
+        fma(f[3], mul(broadcast_f32(xs, e[3]), as_f32(broadcast_i32(xn, e[3]))), acc[3]),
+    )
+
+
+@kernel
+def four_q8_0(acc, arena, data_at, scale_at, n, xq, x, xs, xn, e):
     """Acc + d_w * d_x * (sum of q_w * q_x); the sum is exact in i32, here and in all that follow."""
     always_inline()
-    p = data_at + n * 32 * W
-    s, r = _offset(Q8_BIAS, xn, e), splat_i32(np.int32(0))
-    for g in range(0, 8, 2):
-        s = dot4_q8(s, load_bytes(arena, p + g * 4 * W), broadcast4(xq, x + g * 4))
-        r = dot4_q8(r, load_bytes(arena, p + (g + 1) * 4 * W), broadcast4(xq, x + g * 4 + 4))
-    return fma(as_f32(add_i32(s, r)), mul(load_f16(arena, scale_at + n * 2 * W), broadcast_f32(xs, e)), acc)
+    s = _offsets(Q8_BIAS, xn, e)
+    for g in range(8):
+        c, y = _bytes(arena, data_at + g * 4 * W, 32 * W, n), _activations(xq, x, g * 4)
+        s = together(dot4_q8(s[0], c[0], y[0]), dot4_q8(s[1], c[1], y[1]), dot4_q8(s[2], c[2], y[2]), dot4_q8(s[3], c[3], y[3]))
+    return _scaled(acc, s, _halves(arena, scale_at, 2 * W, n), xs, e)
 
 
 @kernel
-def block_q4_0(acc, arena, data_at, scale_at, n, xq, x, xs, xn, e):
-    """As :func:`block_q8_0` for nibbles with offset 8."""
+def four_q4_0(acc, arena, data_at, scale_at, n, xq, x, xs, xn, e):
+    """As :func:`four_q8_0` for nibbles with offset 8."""
     always_inline()
-    sums = _nibbles(arena, data_at + n * 16 * W, xq, x, _offset(8, xn, e))
-    return fma(as_f32(sums), mul(load_f16(arena, scale_at + n * 2 * W), broadcast_f32(xs, e)), acc)
+    s = _nibbles(arena, data_at, n, xq, x, _offsets(8, xn, e))
+    return _scaled(acc, s, _halves(arena, scale_at, 2 * W, n), xs, e)
 
 
 @kernel
-def block_q5_0(acc, arena, data_at, scale_at, n, xq, x, xs, xn, e):
-    """As :func:`block_q8_0` for 5 bits with offset 16."""
+def four_q5_0(acc, arena, data_at, scale_at, n, xq, x, xs, xn, e, one_tile):
+    """As :func:`four_q8_0` for 5 bits with offset 16."""
     always_inline()
-    sums = _fives(arena, data_at + n * 20 * W, xq, x, _offset(16, xn, e))
-    return fma(as_f32(sums), mul(load_f16(arena, scale_at + n * 2 * W), broadcast_f32(xs, e)), acc)
+    s = _fives(arena, data_at, n, xq, x, _offsets(16, xn, e), one_tile)
+    return _scaled(acc, s, _halves(arena, scale_at, 2 * W, n), xs, e)
 
 
 @kernel
-def block_q4_1(acc, arena, data_at, scale_at, n, xq, x, xs, xn, e):
-    """Acc + d_w * d_x * (sum of q_w * q_x); :func:`low_1` adds up the rest."""
+def four_q4_1(acc, arena, data_at, scale_at, n, xq, x, xs, xn, e):
+    """As :func:`four_q8_0` for nibbles from a minimum, whose part :func:`four_lows_1` adds up."""
     always_inline()
-    sums = _nibbles(arena, data_at + n * 16 * W, xq, x, splat_i32(np.int32(0)))
-    return fma(as_f32(sums), mul(load_f16(arena, scale_at + n * 4 * W), broadcast_f32(xs, e)), acc)
+    s = _nibbles(arena, data_at, n, xq, x, _nothing())
+    return _scaled(acc, s, _halves(arena, scale_at, 4 * W, n), xs, e)
 
 
 @kernel
-def block_q5_1(acc, arena, data_at, scale_at, n, xq, x, xs, xn, e):
-    """As :func:`block_q4_1` for 5 bits."""
+def four_q5_1(acc, arena, data_at, scale_at, n, xq, x, xs, xn, e, one_tile):
+    """As :func:`four_q4_1` for 5 bits."""
     always_inline()
-    sums = _fives(arena, data_at + n * 20 * W, xq, x, splat_i32(np.int32(0)))
-    return fma(as_f32(sums), mul(load_f16(arena, scale_at + n * 4 * W), broadcast_f32(xs, e)), acc)
+    s = _fives(arena, data_at, n, xq, x, _nothing(), one_tile)
+    return _scaled(acc, s, _halves(arena, scale_at, 4 * W, n), xs, e)
 
 
 @kernel
-def low_1(low, arena, scale_at, n, xs, xn, e):
-    """Low + m_w * d_x * (sum of q_x) for q4_1 and q5_1."""
+def four_lows_1(acc, arena, scale_at, n, xs, xn, e):
+    """Acc + m_w * d_x * (sum of q_x) for q4_1 and q5_1."""
     always_inline()
-    return fma(load_f16(arena, scale_at + n * 4 * W + 2 * W), _scaled_sum(xs, xn, e), low)
+    return _scaled_sums(acc, _halves(arena, scale_at + 2 * W, 4 * W, n), xs, xn, e)
 
 
 @kernel
-def _scaled_sum(xs, xn, e):
-    """d_x * (sum of q_x) of a block."""
+def _small_at(scale_at, n, size, head):
+    """Where a block's small scales are, two of a row each, in its super-block of ``size`` bytes a row, behind ``head``."""
     always_inline()
-    return mul(broadcast_f32(xs, e), as_f32(broadcast_i32(xn, e)))
+    return (
+        scale_at + (n[0] // 8 * size + head + 2 * (n[0] % 8)) * W,
+        scale_at + (n[1] // 8 * size + head + 2 * (n[1] % 8)) * W,
+        scale_at + (n[2] // 8 * size + head + 2 * (n[2] % 8)) * W,
+        scale_at + (n[3] // 8 * size + head + 2 * (n[3] % 8)) * W,
+    )
 
 
 @kernel
-def block_q4_k(scaled, arena, data_at, scale_at, n, xq, x, xs, xn, e):
-    """Scaled + scale * d_x * (sum of q_w * q_x) of block ``n``, one of the 8 of super-block n // 8."""
+def four_q4_k(acc, arena, data_at, scale_at, n, xq, x, xs, xn, e):
+    """Acc + scale * d_x * (sum of q_w * q_x); 8 blocks make a super-block, which :func:`four_supers` scales."""
     always_inline()
-    sums = _nibbles(arena, data_at + n * 16 * W, xq, x, splat_i32(np.int32(0)))
-    return fma(as_f32(sums), mul(load_u8(arena, _small_at(scale_at, n)), broadcast_f32(xs, e)), scaled)
+    s = _nibbles(arena, data_at, n, xq, x, _nothing())
+    return _scaled(acc, s, _small(arena, _small_at(scale_at, n, np.int64(20), np.int64(4))), xs, e)
 
 
 @kernel
-def block_q5_k(scaled, arena, data_at, scale_at, n, xq, x, xs, xn, e):
-    """As :func:`block_q4_k` for 5 bits."""
+def four_q5_k(acc, arena, data_at, scale_at, n, xq, x, xs, xn, e, one_tile):
+    """As :func:`four_q4_k` for 5 bits."""
     always_inline()
-    sums = _fives(arena, data_at + n * 20 * W, xq, x, splat_i32(np.int32(0)))
-    return fma(as_f32(sums), mul(load_u8(arena, _small_at(scale_at, n)), broadcast_f32(xs, e)), scaled)
+    s = _fives(arena, data_at, n, xq, x, _nothing(), one_tile)
+    return _scaled(acc, s, _small(arena, _small_at(scale_at, n, np.int64(20), np.int64(4))), xs, e)
 
 
 @kernel
-def low_k(shifted, arena, scale_at, n, xs, xn, e):
-    """Shifted + min * d_x * (sum of q_x) for q4_k and q5_k."""
+def four_lows_k(acc, arena, scale_at, n, xs, xn, e):
+    """Acc + min * d_x * (sum of q_x) for q4_k and q5_k."""
     always_inline()
-    return fma(load_u8(arena, _small_at(scale_at, n) + W), _scaled_sum(xs, xn, e), shifted)
+    return _scaled_sums(acc, _small(arena, further(_small_at(scale_at, n, np.int64(20), np.int64(4)), W)), xs, xn, e)
 
 
 @kernel
-def _small_at(scale_at, n):
-    """Where the scales of block ``n`` of q4_k or q5_k are, its mins behind them."""
+def four_supers(acc, part, arena, at, size, u):
+    """Acc + part * d of super-block ``u``; the f16 d [row] are ``size`` bytes apart from ``at`` on."""
     always_inline()
-    return scale_at + (n // 8) * 20 * W + (4 + 2 * (n % 8)) * W
+    d = _halves(arena, at, size, u)
+    return fma(d[0], part[0], acc[0]), fma(d[1], part[1], acc[1]), fma(d[2], part[2], acc[2]), fma(d[3], part[3], acc[3])
 
 
 @kernel
-def super_k(acc, scaled, arena, scale_at, u):
-    """Acc + d * scaled for super-block ``u`` of q4_k or q5_k."""
+def _six_group(s, r, arena, at, n, xq, x, lower, upper, one_tile, g, shift):
+    """As :func:`_five_group` for two high bits, which lie ``shift`` above their place in the planes."""
     always_inline()
-    return fma(load_f16(arena, scale_at + u * 20 * W), scaled, acc)
+    codes = _bytes(arena, at + g * 4 * W, 24 * W, n)
+    s = _dot_6bit(s, _with_bits(_lows(codes), lower, shift, 48), _activations(xq, x, g * 4))
+    r = _dot_6bit(r, _with_bits(_highs(codes), upper, shift, 48), _activations(xq, x, 16 + g * 4))
+    return (_joined(s), _joined(r)) if one_tile != 0 else (s, r)
 
 
 @kernel
-def super_low_k(low, shifted, arena, scale_at, u):
-    """Low + dmin * shifted for super-block ``u`` of q4_k or q5_k."""
-    always_inline()
-    return fma(load_f16(arena, scale_at + u * 20 * W + 2 * W), shifted, low)
-
-
-@kernel
-def block_q6_k(scaled, arena, data_at, scale_at, n, xq, x, xs, xn, e):
-    """Scaled + d_x * (sum over halves of scale * (sum of (q_w - 32) * q_x over 16 columns)).
+def four_q6_k(acc, arena, data_at, scale_at, n, xq, x, xs, xn, e, one_tile):
+    """Acc + d_x * (sum over halves of scale * (sum of (q_w - 32) * q_x over 16 columns)).
 
     Where 6-bit codes go in with their offset it must go again from each half. The activation's sums come per 32 columns, so
     those of the first 16 are added up here, by products with the offset.
     """
     always_inline()
-    p = data_at + n * 24 * W
-    plane0, plane1 = load_bytes(arena, p + 16 * W), load_bytes(arena, p + 20 * W)
-    bias, zero = splat_byte(Q6_BIAS), splat_i32(np.int32(0))
-    s, r, o = start_narrow(zero), start_narrow(zero), zero
-    for h in range(2):
-        for g in range(2):
-            c, codes = x + h * 8 + g * 4, load_bytes(arena, p + (2 * h + g) * 4 * W)
-            s = dot_narrow_6bit(s, with_high_bits(low_nibbles(codes), plane0, 2 * g, 48), broadcast4(xq, c))
-            r = dot_narrow_6bit(r, with_high_bits(high_nibbles(codes), plane1, 2 * g, 48), broadcast4(xq, c + 16))
-            if Q6_BIAS != 0:
-                o = dot4_nibbles(o, bias, broadcast4(xq, c))
-        plane0, plane1 = raised(plane0), raised(plane1)
-    left, right = end_narrow(s, zero), end_narrow(r, zero)
+    zero = _nothing()
+    s, r = _start(zero), _start(zero)
+    lower, upper = _bytes(arena, data_at + 16 * W, 24 * W, n), _bytes(arena, data_at + 20 * W, 24 * W, n)
+    s, r = _six_group(s, r, arena, data_at, n, xq, x, lower, upper, one_tile, np.int64(0), np.int64(0))
+    s, r = _six_group(s, r, arena, data_at, n, xq, x, lower, upper, one_tile, np.int64(1), np.int64(2))
+    lower, upper = _raised(lower), _raised(upper)
+    s, r = _six_group(s, r, arena, data_at, n, xq, x, lower, upper, one_tile, np.int64(2), np.int64(0))
+    s, r = _six_group(s, r, arena, data_at, n, xq, x, lower, upper, one_tile, np.int64(3), np.int64(2))
+    i, j = _end(s, zero), _end(r, zero)
     if Q6_BIAS != 0:
-        left = sub_i32(left, o)
-        right = add_i32(add_i32(right, _offset(Q6_BIAS, xn, e)), o)
-    q = scale_at + (n // 8) * 18 * W + (2 + 2 * (n % 8)) * W
-    both = fma(as_f32(right), load_s8(arena, q + W), mul(as_f32(left), load_s8(arena, q)))
-    return fma(both, broadcast_f32(xs, e), scaled)
-
-
-@kernel
-def super_q6_k(acc, scaled, arena, scale_at, u):
-    """Acc + d * scaled for super-block ``u`` of q6_k."""
-    always_inline()
-    return fma(load_f16(arena, scale_at + u * 18 * W), scaled, acc)
+        o, bias = zero, splat_byte(Q6_BIAS)
+        for g in range(4):
+            y = _activations(xq, x, g * 4)
+            o = (
+                dot4_nibbles(o[0], bias, y[0]),
+                dot4_nibbles(o[1], bias, y[1]),
+                dot4_nibbles(o[2], bias, y[2]),
+                dot4_nibbles(o[3], bias, y[3]),
+            )
+        i = sub_i32(i[0], o[0]), sub_i32(i[1], o[1]), sub_i32(i[2], o[2]), sub_i32(i[3], o[3])
+        j = _plus_i32(_plus_i32(j, _offsets(Q6_BIAS, xn, e)), o)
+    at = _small_at(scale_at, n, np.int64(18), np.int64(2))
+    f, d = _small_signed(arena, at), _small_signed(arena, further(at, W))
+    return (
+        fma(fma(as_f32(j[0]), d[0], mul(as_f32(i[0]), f[0])), broadcast_f32(xs, e[0]), acc[0]),
+        fma(fma(as_f32(j[1]), d[1], mul(as_f32(i[1]), f[1])), broadcast_f32(xs, e[1]), acc[1]),
+        fma(fma(as_f32(j[2]), d[2], mul(as_f32(i[2]), f[2])), broadcast_f32(xs, e[2]), acc[2]),
+        fma(fma(as_f32(j[3]), d[3], mul(as_f32(i[3]), f[3])), broadcast_f32(xs, e[3]), acc[3]),
+    )

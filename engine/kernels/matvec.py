@@ -11,7 +11,8 @@ Layout of a packed tensor (made by ``engine/pack.py``), rows padded with zeros t
     scales           f16    [t][block][row] (q8_0, q4_0, q5_0), [t][block][d then m][row] (q4_1, q5_1)
     q5_0, q5_1       ``matvec_5bit.py``          q4_k, q5_k, q6_k   ``matvec_k.py``
 So one vector holds the same columns of W rows, four broadcast activation bytes meet it, and a lane's sum is its row's:
-no horizontal sums, and the order of every sum is the same on one thread or many.
+no horizontal sums, and the order of every sum is the same on one thread or many. Four tiles go together, one from each quarter
+of the range (``blocks.py`` says why); which tiles those are changes no sum.
 
 The activation comes as f32 ``x`` [C] from ``x_at`` on and, for block formats, as i8 ``xq`` [C] from ``q_at`` with f32 ``xs``
 [B] scales and i32 ``xn`` [B] sums of ``xq`` over each block (the correction for weights stored with an offset) from ``s_at``.
@@ -19,20 +20,23 @@ The activation comes as f32 ``x`` [C] from ``x_at`` on and, for block formats, a
 
 from __future__ import annotations
 
-import numpy as np
-
 from deepthin.engine.jit import kernel
 from deepthin.engine.kernels.blocks import (
-    block_q4_0,
-    block_q4_1,
-    block_q8_0,
+    four,
+    four_lows_1,
+    four_q4_0,
+    four_q4_1,
+    four_q8_0,
     four_tiles,
-    low_1,
-    store_four,
+    further,
+    plus,
+    store,
+    times,
+    zeros,
 )
 from deepthin.engine.kernels.matvec_5bit import matvec_q5_0, matvec_q5_1
 from deepthin.engine.kernels.matvec_k import matvec_q4_k, matvec_q5_k, matvec_q6_k
-from deepthin.engine.simd import W, add, broadcast_f32, fma, load_bf16, load_f16, load_f32, splat
+from deepthin.engine.simd import W, allow_dots, broadcast_f32, fma, load_bf16, load_f16, load_f32
 
 F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K = range(11)
 
@@ -42,16 +46,14 @@ def matvec_f32(out, out_at, arena, data_at, cols, x, x_at, t0, t1):
     """out[out_at + r] = sum over c of W[r, c] * x[c] for the rows of tiles t0..t1-1."""
     row = cols * 4 * W
     for i in range((t1 - t0 + 3) // 4):
-        t, u, v, w = four_tiles(t0, t1, i)
-        a = splat(np.float32(0))
-        b, c, d = a, a, a
+        tiles = four_tiles(t0, t1, i)
+        at = further(times(tiles, row), data_at)
+        a, b, c, d = zeros()
         for k in range(cols):
-            p, y = data_at + k * 4 * W, broadcast_f32(x, x_at + k)
-            a = fma(load_f32(arena, p + t * row), y, a)
-            b = fma(load_f32(arena, p + u * row), y, b)
-            c = fma(load_f32(arena, p + v * row), y, c)
-            d = fma(load_f32(arena, p + w * row), y, d)
-        store_four(out, out_at + t * W, out_at + u * W, out_at + v * W, out_at + w * W, a, b, c, d)
+            p, y = further(at, k * 4 * W), broadcast_f32(x, x_at + k)
+            a, b = fma(load_f32(arena, p[0]), y, a), fma(load_f32(arena, p[1]), y, b)
+            c, d = fma(load_f32(arena, p[2]), y, c), fma(load_f32(arena, p[3]), y, d)
+        store(out, further(times(tiles, W), out_at), (a, b, c, d))
 
 
 @kernel
@@ -59,16 +61,14 @@ def matvec_f16(out, out_at, arena, data_at, cols, x, x_at, t0, t1):
     """As :func:`matvec_f32` for f16 weights."""
     row = cols * 2 * W
     for i in range((t1 - t0 + 3) // 4):
-        t, u, v, w = four_tiles(t0, t1, i)
-        a = splat(np.float32(0))
-        b, c, d = a, a, a
+        tiles = four_tiles(t0, t1, i)
+        at = further(times(tiles, row), data_at)
+        a, b, c, d = zeros()
         for k in range(cols):
-            p, y = data_at + k * 2 * W, broadcast_f32(x, x_at + k)
-            a = fma(load_f16(arena, p + t * row), y, a)
-            b = fma(load_f16(arena, p + u * row), y, b)
-            c = fma(load_f16(arena, p + v * row), y, c)
-            d = fma(load_f16(arena, p + w * row), y, d)
-        store_four(out, out_at + t * W, out_at + u * W, out_at + v * W, out_at + w * W, a, b, c, d)
+            p, y = further(at, k * 2 * W), broadcast_f32(x, x_at + k)
+            a, b = fma(load_f16(arena, p[0]), y, a), fma(load_f16(arena, p[1]), y, b)
+            c, d = fma(load_f16(arena, p[2]), y, c), fma(load_f16(arena, p[3]), y, d)
+        store(out, further(times(tiles, W), out_at), (a, b, c, d))
 
 
 @kernel
@@ -76,71 +76,58 @@ def matvec_bf16(out, out_at, arena, data_at, cols, x, x_at, t0, t1):
     """As :func:`matvec_f32` for bf16 weights."""
     row = cols * 2 * W
     for i in range((t1 - t0 + 3) // 4):
-        t, u, v, w = four_tiles(t0, t1, i)
-        a = splat(np.float32(0))
-        b, c, d = a, a, a
+        tiles = four_tiles(t0, t1, i)
+        at = further(times(tiles, row), data_at)
+        a, b, c, d = zeros()
         for k in range(cols):
-            p, y = data_at + k * 2 * W, broadcast_f32(x, x_at + k)
-            a = fma(load_bf16(arena, p + t * row), y, a)
-            b = fma(load_bf16(arena, p + u * row), y, b)
-            c = fma(load_bf16(arena, p + v * row), y, c)
-            d = fma(load_bf16(arena, p + w * row), y, d)
-        store_four(out, out_at + t * W, out_at + u * W, out_at + v * W, out_at + w * W, a, b, c, d)
+            p, y = further(at, k * 2 * W), broadcast_f32(x, x_at + k)
+            a, b = fma(load_bf16(arena, p[0]), y, a), fma(load_bf16(arena, p[1]), y, b)
+            c, d = fma(load_bf16(arena, p[2]), y, c), fma(load_bf16(arena, p[3]), y, d)
+        store(out, further(times(tiles, W), out_at), (a, b, c, d))
 
 
 @kernel
 def matvec_q8_0(out, out_at, arena, data_at, scale_at, cols, xq, q_at, xs, xn, s_at, t0, t1):
     """out[out_at + r] = sum over blocks of d_w * d_x * (sum of q_w * q_x), exact in i32 within a block."""
-    n = cols // 32
+    allow_dots()
+    blocks = cols // 32
     for i in range((t1 - t0 + 3) // 4):
-        t, u, v, w = four_tiles(t0, t1, i)
-        a = splat(np.float32(0))
-        b, c, d = a, a, a
-        for k in range(n):
-            x, e = q_at + k * 32, s_at + k
-            a = block_q8_0(a, arena, data_at, scale_at, t * n + k, xq, x, xs, xn, e)
-            b = block_q8_0(b, arena, data_at, scale_at, u * n + k, xq, x, xs, xn, e)
-            c = block_q8_0(c, arena, data_at, scale_at, v * n + k, xq, x, xs, xn, e)
-            d = block_q8_0(d, arena, data_at, scale_at, w * n + k, xq, x, xs, xn, e)
-        store_four(out, out_at + t * W, out_at + u * W, out_at + v * W, out_at + w * W, a, b, c, d)
+        tiles = four_tiles(t0, t1, i)
+        acc = zeros()
+        for k in range(blocks):
+            n, x, e = further(times(tiles, blocks), k), four(q_at + k * 32), four(s_at + k)
+            acc = four_q8_0(acc, arena, data_at, scale_at, n, xq, x, xs, xn, e)
+        store(out, further(times(tiles, W), out_at), acc)
 
 
 @kernel
 def matvec_q4_0(out, out_at, arena, data_at, scale_at, cols, xq, q_at, xs, xn, s_at, t0, t1):
     """As :func:`matvec_q8_0` for nibbles with offset 8."""
-    n = cols // 32
+    allow_dots()
+    blocks = cols // 32
     for i in range((t1 - t0 + 3) // 4):
-        t, u, v, w = four_tiles(t0, t1, i)
-        a = splat(np.float32(0))
-        b, c, d = a, a, a
-        for k in range(n):
-            x, e = q_at + k * 32, s_at + k
-            a = block_q4_0(a, arena, data_at, scale_at, t * n + k, xq, x, xs, xn, e)
-            b = block_q4_0(b, arena, data_at, scale_at, u * n + k, xq, x, xs, xn, e)
-            c = block_q4_0(c, arena, data_at, scale_at, v * n + k, xq, x, xs, xn, e)
-            d = block_q4_0(d, arena, data_at, scale_at, w * n + k, xq, x, xs, xn, e)
-        store_four(out, out_at + t * W, out_at + u * W, out_at + v * W, out_at + w * W, a, b, c, d)
+        tiles = four_tiles(t0, t1, i)
+        acc = zeros()
+        for k in range(blocks):
+            n, x, e = further(times(tiles, blocks), k), four(q_at + k * 32), four(s_at + k)
+            acc = four_q4_0(acc, arena, data_at, scale_at, n, xq, x, xs, xn, e)
+        store(out, further(times(tiles, W), out_at), acc)
 
 
 @kernel
 def matvec_q4_1(out, out_at, arena, data_at, scale_at, cols, xq, q_at, xs, xn, s_at, t0, t1):
     """out[out_at + r] = sum over blocks of d_w * d_x * (sum of q_w * q_x) + m_w * d_x * (sum of q_x)."""
-    n = cols // 32
+    allow_dots()
+    blocks = cols // 32
     for i in range((t1 - t0 + 3) // 4):
-        t, u, v, w = four_tiles(t0, t1, i)
-        a = splat(np.float32(0))
-        b, c, d, al, bl, cl, dl = a, a, a, a, a, a, a
-        for k in range(n):
-            x, e = q_at + k * 32, s_at + k
-            a = block_q4_1(a, arena, data_at, scale_at, t * n + k, xq, x, xs, xn, e)
-            b = block_q4_1(b, arena, data_at, scale_at, u * n + k, xq, x, xs, xn, e)
-            c = block_q4_1(c, arena, data_at, scale_at, v * n + k, xq, x, xs, xn, e)
-            d = block_q4_1(d, arena, data_at, scale_at, w * n + k, xq, x, xs, xn, e)
-            al, bl = low_1(al, arena, scale_at, t * n + k, xs, xn, e), low_1(bl, arena, scale_at, u * n + k, xs, xn, e)
-            cl, dl = low_1(cl, arena, scale_at, v * n + k, xs, xn, e), low_1(dl, arena, scale_at, w * n + k, xs, xn, e)
-        store_four(
-            out, out_at + t * W, out_at + u * W, out_at + v * W, out_at + w * W, add(a, al), add(b, bl), add(c, cl), add(d, dl)
-        )
+        tiles = four_tiles(t0, t1, i)
+        acc = zeros()
+        lows = zeros()
+        for k in range(blocks):
+            n, x, e = further(times(tiles, blocks), k), four(q_at + k * 32), four(s_at + k)
+            acc = four_q4_1(acc, arena, data_at, scale_at, n, xq, x, xs, xn, e)
+            lows = four_lows_1(lows, arena, scale_at, n, xs, xn, e)
+        store(out, further(times(tiles, W), out_at), plus(acc, lows))
 
 
 @kernel

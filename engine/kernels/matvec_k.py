@@ -17,17 +17,20 @@ import numpy as np
 
 from deepthin.engine.jit import kernel
 from deepthin.engine.kernels.blocks import (
-    block_q4_k,
-    block_q5_k,
-    block_q6_k,
+    four,
+    four_lows_k,
+    four_q4_k,
+    four_q5_k,
+    four_q6_k,
+    four_supers,
     four_tiles,
-    low_k,
-    store_four,
-    super_k,
-    super_low_k,
-    super_q6_k,
+    further,
+    minus,
+    store,
+    times,
+    zeros,
 )
-from deepthin.engine.simd import W, splat, sub
+from deepthin.engine.simd import W, allow_dots
 
 
 @kernel
@@ -36,57 +39,45 @@ def matvec_q4_k(out, out_at, arena, data_at, scale_at, cols, xq, q_at, xs, xn, s
 
     From it goes the sum over super-blocks of dmin * (sum over blocks of min * d_x * (sum of q_x)). A block's sums are exact.
     """
-    n = cols // 256
-    zero = splat(np.float32(0))
+    allow_dots()
+    supers = cols // 256
     for i in range((t1 - t0 + 3) // 4):
-        t, u, v, w = four_tiles(t0, t1, i)
-        a, b, c, d, al, bl, cl, dl = zero, zero, zero, zero, zero, zero, zero, zero
-        for j in range(n):
-            ta, tb, tc, td = t * n + j, u * n + j, v * n + j, w * n + j
-            f, g, h, o, fl, gl, hl, ol = zero, zero, zero, zero, zero, zero, zero, zero
+        tiles = four_tiles(t0, t1, i)
+        acc = zeros()
+        lows = zeros()
+        for j in range(supers):
+            u = further(times(tiles, supers), j)
+            part = zeros()
+            low = zeros()
             for k in range(8):
-                x, e = q_at + (j * 8 + k) * 32, s_at + j * 8 + k
-                f = block_q4_k(f, arena, data_at, scale_at, ta * 8 + k, xq, x, xs, xn, e)
-                g = block_q4_k(g, arena, data_at, scale_at, tb * 8 + k, xq, x, xs, xn, e)
-                h = block_q4_k(h, arena, data_at, scale_at, tc * 8 + k, xq, x, xs, xn, e)
-                o = block_q4_k(o, arena, data_at, scale_at, td * 8 + k, xq, x, xs, xn, e)
-                fl, gl = low_k(fl, arena, scale_at, ta * 8 + k, xs, xn, e), low_k(gl, arena, scale_at, tb * 8 + k, xs, xn, e)
-                hl, ol = low_k(hl, arena, scale_at, tc * 8 + k, xs, xn, e), low_k(ol, arena, scale_at, td * 8 + k, xs, xn, e)
-            a, al = super_k(a, f, arena, scale_at, ta), super_low_k(al, fl, arena, scale_at, ta)
-            b, bl = super_k(b, g, arena, scale_at, tb), super_low_k(bl, gl, arena, scale_at, tb)
-            c, cl = super_k(c, h, arena, scale_at, tc), super_low_k(cl, hl, arena, scale_at, tc)
-            d, dl = super_k(d, o, arena, scale_at, td), super_low_k(dl, ol, arena, scale_at, td)
-        store_four(
-            out, out_at + t * W, out_at + u * W, out_at + v * W, out_at + w * W, sub(a, al), sub(b, bl), sub(c, cl), sub(d, dl)
-        )
+                n, x, e = further(times(u, 8), k), four(q_at + (j * 8 + k) * 32), four(s_at + j * 8 + k)
+                part = four_q4_k(part, arena, data_at, scale_at, n, xq, x, xs, xn, e)
+                low = four_lows_k(low, arena, scale_at, n, xs, xn, e)
+            acc = four_supers(acc, part, arena, scale_at, 20 * W, u)
+            lows = four_supers(lows, low, arena, scale_at + 2 * W, 20 * W, u)
+        store(out, further(times(tiles, W), out_at), minus(acc, lows))
 
 
 @kernel
 def matvec_q5_k(out, out_at, arena, data_at, scale_at, cols, xq, q_at, xs, xn, s_at, t0, t1):
     """As :func:`matvec_q4_k`, with fifth bits as in ``matvec_q5_0``."""
-    n = cols // 256
-    zero = splat(np.float32(0))
+    allow_dots()
+    supers = cols // 256
     for i in range((t1 - t0 + 3) // 4):
-        t, u, v, w = four_tiles(t0, t1, i)
-        a, b, c, d, al, bl, cl, dl = zero, zero, zero, zero, zero, zero, zero, zero
-        for j in range(n):
-            ta, tb, tc, td = t * n + j, u * n + j, v * n + j, w * n + j
-            f, g, h, o, fl, gl, hl, ol = zero, zero, zero, zero, zero, zero, zero, zero
+        tiles = four_tiles(t0, t1, i)
+        acc = zeros()
+        lows = zeros()
+        for j in range(supers):
+            u = further(times(tiles, supers), j)
+            part = zeros()
+            low = zeros()
             for k in range(8):
-                x, e = q_at + (j * 8 + k) * 32, s_at + j * 8 + k
-                f = block_q5_k(f, arena, data_at, scale_at, ta * 8 + k, xq, x, xs, xn, e)
-                g = block_q5_k(g, arena, data_at, scale_at, tb * 8 + k, xq, x, xs, xn, e)
-                h = block_q5_k(h, arena, data_at, scale_at, tc * 8 + k, xq, x, xs, xn, e)
-                o = block_q5_k(o, arena, data_at, scale_at, td * 8 + k, xq, x, xs, xn, e)
-                fl, gl = low_k(fl, arena, scale_at, ta * 8 + k, xs, xn, e), low_k(gl, arena, scale_at, tb * 8 + k, xs, xn, e)
-                hl, ol = low_k(hl, arena, scale_at, tc * 8 + k, xs, xn, e), low_k(ol, arena, scale_at, td * 8 + k, xs, xn, e)
-            a, al = super_k(a, f, arena, scale_at, ta), super_low_k(al, fl, arena, scale_at, ta)
-            b, bl = super_k(b, g, arena, scale_at, tb), super_low_k(bl, gl, arena, scale_at, tb)
-            c, cl = super_k(c, h, arena, scale_at, tc), super_low_k(cl, hl, arena, scale_at, tc)
-            d, dl = super_k(d, o, arena, scale_at, td), super_low_k(dl, ol, arena, scale_at, td)
-        store_four(
-            out, out_at + t * W, out_at + u * W, out_at + v * W, out_at + w * W, sub(a, al), sub(b, bl), sub(c, cl), sub(d, dl)
-        )
+                n, x, e = further(times(u, 8), k), four(q_at + (j * 8 + k) * 32), four(s_at + j * 8 + k)
+                part = four_q5_k(part, arena, data_at, scale_at, n, xq, x, xs, xn, e, np.int64(0))
+                low = four_lows_k(low, arena, scale_at, n, xs, xn, e)
+            acc = four_supers(acc, part, arena, scale_at, 20 * W, u)
+            lows = four_supers(lows, low, arena, scale_at + 2 * W, 20 * W, u)
+        store(out, further(times(tiles, W), out_at), minus(acc, lows))
 
 
 @kernel
@@ -95,20 +86,16 @@ def matvec_q6_k(out, out_at, arena, data_at, scale_at, cols, xq, q_at, xs, xn, s
 
     s = sum of (q_w - 32) * q_x over 16 columns, exact in i32.
     """
-    n = cols // 256
-    zero = splat(np.float32(0))
+    allow_dots()
+    supers = cols // 256
     for i in range((t1 - t0 + 3) // 4):
-        t, u, v, w = four_tiles(t0, t1, i)
-        a, b, c, d = zero, zero, zero, zero
-        for j in range(n):
-            ta, tb, tc, td = t * n + j, u * n + j, v * n + j, w * n + j
-            f, g, h, o = zero, zero, zero, zero
+        tiles = four_tiles(t0, t1, i)
+        acc = zeros()
+        for j in range(supers):
+            u = further(times(tiles, supers), j)
+            part = zeros()
             for k in range(8):
-                x, e = q_at + (j * 8 + k) * 32, s_at + j * 8 + k
-                f = block_q6_k(f, arena, data_at, scale_at, ta * 8 + k, xq, x, xs, xn, e)
-                g = block_q6_k(g, arena, data_at, scale_at, tb * 8 + k, xq, x, xs, xn, e)
-                h = block_q6_k(h, arena, data_at, scale_at, tc * 8 + k, xq, x, xs, xn, e)
-                o = block_q6_k(o, arena, data_at, scale_at, td * 8 + k, xq, x, xs, xn, e)
-            a, b = super_q6_k(a, f, arena, scale_at, ta), super_q6_k(b, g, arena, scale_at, tb)
-            c, d = super_q6_k(c, h, arena, scale_at, tc), super_q6_k(d, o, arena, scale_at, td)
-        store_four(out, out_at + t * W, out_at + u * W, out_at + v * W, out_at + w * W, a, b, c, d)
+                n, x, e = further(times(u, 8), k), four(q_at + (j * 8 + k) * 32), four(s_at + j * 8 + k)
+                part = four_q6_k(part, arena, data_at, scale_at, n, xq, x, xs, xn, e, np.int64(0))
+            acc = four_supers(acc, part, arena, scale_at, 18 * W, u)
+        store(out, further(times(tiles, W), out_at), acc)

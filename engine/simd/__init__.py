@@ -22,18 +22,19 @@ else:
     from deepthin.engine.simd.portable import Q8_BIAS, W, dot4_nibbles, dot4_q8
 
 if simd_target() == "avx2":
-    from deepthin.engine.simd.avx2 import Q6_BIAS, dot_narrow, dot_narrow_6bit, end_narrow, start_narrow
+    from deepthin.engine.simd.avx2 import Q6_BIAS, dot_narrow, dot_narrow_6bit, end_narrow, start_narrow, together
 elif simd_target() == "neon":
     from deepthin.engine.simd.neon import Q6_BIAS, dot_narrow, dot_narrow_6bit, end_narrow, start_narrow
+    from deepthin.engine.simd.wide import together
 else:
-    from deepthin.engine.simd.wide import Q6_BIAS, wide_sums
+    from deepthin.engine.simd.wide import Q6_BIAS, together, wide_sums
 
     start_narrow, end_narrow = wide_sums(W)
     dot_narrow = dot_narrow_6bit = dot4_nibbles
 
 from deepthin.engine.simd.attend import CACHE_F16, CACHE_F32, CACHE_Q8_0, MAX_ROWS, Attend
+from deepthin.engine.simd.inline import allow_dots, always_inline
 from deepthin.engine.simd.sync import (
-    always_inline,
     atomic_add,
     atomic_exchange,
     atomic_load,
@@ -87,7 +88,6 @@ store_i8 = _v.store_i8
 store_scalar_f16 = _v.store_scalar_f16
 sub = _v.sub
 sub_i32 = _v.sub_i32
-prefetch = _v.prefetch
 _attend = Attend(W, dot4_q8, Q8_BIAS, has_half_and_fma=has_half_and_fma())
 mix_one = _attend.mix_one
 mix_wide = _attend.mix_wide
@@ -107,6 +107,7 @@ __all__ = [
     "absolute",
     "add",
     "add_i32",
+    "allow_dots",
     "always_inline",
     "as_f32",
     "atomic_add",
@@ -142,7 +143,6 @@ __all__ = [
     "mul",
     "mul_i32",
     "never_inline",
-    "prefetch",
     "raised",
     "read_cycles",
     "reduce_add",
@@ -162,5 +162,6 @@ __all__ = [
     "store_scalar_f32",
     "sub",
     "sub_i32",
+    "together",
     "with_high_bits",
 ]

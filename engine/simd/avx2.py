@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
+from numba.core import types
 
 from deepthin.engine.simd._ir import I8, I16, Vec, call, constant, intrinsic, vector
 
@@ -102,3 +103,20 @@ def end_narrow(typing: Any, acc: Any, total: Any) -> Any:
         return _widened(builder, total, acc)
 
     return _i32(_narrow, _i32), emit
+
+
+@intrinsic
+def together(typing: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    """The same four vectors, of which none is worked on further before all are here.
+
+    No instruction: an empty piece of assembly that LLVM believes to change them, so it neither sums one to its end before the
+    next nor adds up in another order.
+    """
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kinds = [arg.type for arg in args]
+        function_type = ir.FunctionType(ir.LiteralStructType(kinds), kinds)
+        changed = builder.asm(function_type, "", "=x,=x,=x,=x,0,1,2,3", args, False)
+        return context.make_tuple(builder, signature.return_type, [builder.extract_value(changed, k) for k in range(4)])
+
+    return types.UniTuple(a, 4)(a, b, c, d), emit  # type: ignore[attr-defined]

@@ -66,17 +66,6 @@ def never_inline(typing: Any) -> Any:
 
 
 @intrinsic
-def always_inline(typing: Any) -> Any:
-    """Put the function this stands in into each of its callers, however long it is, so that they share loads and constants."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.function.attributes.add("alwaysinline")
-        return context.get_dummy_value()
-
-    return types.void(), emit
-
-
-@intrinsic
 def spin_pause(typing: Any) -> Any:
     """Tell the core that this is a spin loop (``pause`` on x86, ``isb`` on arm64)."""
 

@@ -240,22 +240,11 @@ class Vectors:
         def reduce_max(typing: Any, v: Any) -> Any:
             return types.float32(f32), lambda context, builder, signature, args: self._tree(builder, args[0], "max")
 
-        @intrinsic
-        def prefetch(typing: Any, array: Any, index: Any) -> Any:
-            """Ask for the cache line of element ``index``, into every level; never faults."""
-
-            def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-                at = pointer(context, builder, signature.args[0], args[0], args[1], I8)
-                call(builder, "llvm.prefetch.p0", ir.VoidType(), [at, *(ir.Constant(I32, k) for k in (0, 3, 1))])
-                return context.get_dummy_value()
-
-            return types.void(array, types.intp), emit
-
         self.fma, self.splat, self.splat_i32, self.broadcast4 = fma, splat_f32, splat_i32, broadcast4
         self.store_f32, self.store_i8 = store_f32, store_i8
         self.store_f16, self.store_scalar_f16 = store_f16, store_scalar_f16
         self.reduce_add, self.reduce_add_i32, self.reduce_max = reduce_add, reduce_add_i32, reduce_max
-        self.prefetch, self.with_high_bits, self.splat_byte = prefetch, with_high_bits, splat_byte
+        self.with_high_bits, self.splat_byte = with_high_bits, splat_byte
 
     def _shifted(self, builder: Any, value: Any, shift: Any, count: Any) -> Any:
         """Bytes shifted as the words they make up, since few CPUs shift bytes; bits cross into the next byte."""

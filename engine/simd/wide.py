@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from numba.core import types
+
 from deepthin.engine.simd._ir import Vec, intrinsic
 
 Q6_BIAS = 32  # 6-bit codes go in as they are stored
@@ -27,3 +29,13 @@ def wide_sums(lanes: int) -> tuple[Any, Any]:
         return i32(i32, i32), lambda context, builder, signature, args: args[0]
 
     return start_narrow, end_narrow
+
+
+@intrinsic
+def together(typing: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    """The same four vectors; LLVM orders the work on them as it likes."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return context.make_tuple(builder, signature.return_type, args)
+
+    return types.UniTuple(a, 4)(a, b, c, d), emit  # type: ignore[attr-defined]

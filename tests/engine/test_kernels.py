@@ -60,7 +60,7 @@ def test_kernels_number_every_format_in_its_order() -> None:
     assert all(fmt.is_quantized == (getattr(matvec, name.upper()) >= matvec.Q8_0) for name, fmt in FORMATS.items())
 
 
-@pytest.mark.parametrize("rows", [1, 15, 16, 17, 48])
+@pytest.mark.parametrize("rows", [1, 15, 16, 17, 48, 81])
 @pytest.mark.parametrize(("name", "cols"), WIDTHS)
 def test_matvec_equals_numpy_on_the_same_operands(name: str, rows: int, cols: int) -> None:
     assert_matvec_equals_numpy(stored(_random(rows, cols), FORMATS[name]))
@@ -169,12 +169,23 @@ def test_largest_codes_meet_largest_activations_exactly(name: str) -> None:
             blocks[field] = 1.0
     tensor = Tensor(fmt, (W, fmt.block_elements), data)
     arena, ops, packed = _packed(tensor)
-    for sign in (1, -1):
-        xq, xs = np.full(fmt.block_elements, 127 * sign, np.int8), np.ones(fmt.block_elements // 32, np.float32)
-        xn = np.full(len(xs), 127 * 32 * sign, np.int32)
+    signs = np.ones((4, fmt.block_elements), np.int8)
+    signs[1] = -1
+    signs[2, ::2] = -1
+    signs[3] = np.random.default_rng(0).choice([-1, 1], fmt.block_elements)
+    xq, count = np.int8(127) * signs, fmt.block_elements // 32
+    xs, xn = np.ones(4 * count, np.float32), xq.reshape(-1, 32).sum(axis=1, dtype=np.int32)
+    expected = xq.astype(np.float64) @ tensor.dequantize().T.astype(np.float64)
+    together, cols = np.zeros((4, W), np.float32), fmt.block_elements
+    flat = xq.reshape(-1)
+    matmul.matmul(
+        together.reshape(-1), 0, W, arena, ops, 0, xs, 0, 0, flat, 0, cols, xs, xn, 0, count, 4, 0, packed.tiles
+    )  # fmt: skip
+    np.testing.assert_array_equal(together, expected)
+    for m in range(4):
         out = np.zeros(W, np.float32)
-        matvec.matvec(out, 0, arena, ops, 0, xs, 0, xq, 0, xs, xn, 0, 0, packed.tiles)
-        assert (out == (tensor.dequantize().astype(np.float64) @ xq)).all()
+        matvec.matvec(out, 0, arena, ops, 0, xs, 0, flat, m * cols, xs, xn, m * count, 0, packed.tiles)
+        np.testing.assert_array_equal(out, expected[m])
 
 
 def test_extreme_8_bit_codes_are_exact() -> None:
