@@ -93,6 +93,63 @@ class Measured:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """One predicted quantity, as the command-line contract words it.
+
+    Attributes:
+        value: the most probable one.
+        low: lower end of its 90 % interval.
+        high: upper end; ``low <= value <= high``.
+        unit: unit of all three.
+        basis: how it is known: ``predicted`` from probes, ``published`` from data sheets alone.
+
+    Raises:
+        FormatError: a figure is not finite, or the interval does not hold the value.
+    """
+
+    value: float
+    low: float
+    high: float
+    unit: str
+    basis: str
+
+    def __post_init__(self) -> None:
+        """Check that the figures agree with one another."""
+        if not all(math.isfinite(x) for x in (self.value, self.low, self.high)) or not self.low <= self.value <= self.high:
+            raise FormatError(
+                f"predicted value in {self.unit}: [{self.low}, {self.high}] does not hold {self.value}; the record is damaged"
+            )
+
+    @property
+    def median(self) -> float:
+        """The value, under the name that a measured one has."""
+        return self.value
+
+    def scaled(self, factor: float, unit: str) -> Self:
+        """The same in another unit."""
+        return type(self)(self.value * factor, self.low * factor, self.high * factor, unit, self.basis)
+
+    def rate(self, amount: float, unit: str) -> Self:
+        """``amount`` over this time; the ends of the interval change places."""
+        return type(self)(amount / self.value, amount / self.high, amount / self.low, unit, self.basis)
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object of the command-line contract."""
+        return {"value": self.value, "low": self.low, "high": self.high, "unit": self.unit, "basis": self.basis}
+
+    @classmethod
+    def from_json(cls, document: Any) -> Self:
+        """The inverse of :meth:`to_json`.
+
+        Raises:
+            FormatError: a key is missing or unknown, or a value has the wrong type.
+        """
+        fields = exact_keys(document, "predicted value", ("value", "low", "high", "unit", "basis"))
+        value, low, high = (as_float(fields[name], name) for name in ("value", "low", "high"))
+        return cls(value, low, high, as_str(fields["unit"], "unit"), as_str(fields["basis"], "basis"))
+
+
 _TIMES = ("seconds_per_token", "block_s", "head_s", "embed_s", "overhead_s")
 _COUNTS = ("bytes_per_token", "threads", "context")
 
