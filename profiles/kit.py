@@ -21,6 +21,7 @@ from deepthin.profiles.probe_plans import KIT_PLAN
 SUFFIXES = {LLAMA_CPP: ".gguf", ONNXRUNTIME: ".onnx"}
 SCRIPTS = ("run.sh", "run_onnx.py")
 MARKER = "kit.txt"
+_ITEM = re.compile("^(L|d|heads|kv|head_dim|ff|vocab|share|ctx|mlp(?=[a-z]))([a-z0-9]+)$")
 _NAME = re.compile(r"probe-(?P<shape>[a-z0-9_.-]+?)-(?P<quant>" + "|".join(FORMATS) + r")\.(gguf|onnx)", re.IGNORECASE)
 
 WriteModel = Callable[[Model, Path], object]
@@ -36,7 +37,7 @@ def parse_probe_name(filename: str) -> tuple[Shape, str] | None:
     match = _NAME.fullmatch(re.split(r"[/\\]", filename)[-1])
     if match is None:
         return None
-    items = [re.sub(r"^([A-Za-z_]+)(\d+)$", r"\1=\2", item) for item in match["shape"].split("-")]
+    items = [_ITEM.sub(r"\1=\2", item) for item in match["shape"].split("-")]
     try:
         return Shape.parse(",".join(items)), match["quant"].lower()
     except ShapeError:
@@ -70,6 +71,8 @@ def write_kit(
         if progress is not None:
             progress(f"writing {name}", done + 1, len(plan))
         path = folder / name
+        for old in folder.glob(f"{name}*"):
+            old.unlink()
         writers[runtime](random_model(model.shape, quant=model.quant), path)
         size = sum(item.stat().st_size for item in folder.glob(f"{path.name}*"))
         rows.append({"file": name, "runtime": runtime, "shape": model.shape.text, "quant": model.quant, "bytes": size})

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from deepthin.engine.accounting import count_bytes
+from deepthin.engine.accounting import count_bytes, count_params
 from deepthin.engine.shape import Shape
 from deepthin.profiles.latency.runtimes import ENGINE, LLAMA_CPP, ONNXRUNTIME
 from deepthin.profiles.probe_shapes import ProbeModel, random_shape
@@ -21,6 +21,9 @@ _ENGINE_ROUNDS = 5  # models of each format
 _PARAMS = ((2e6, 8e6), (60e6, 160e6), (8e6, 25e6), (25e6, 60e6), (160e6, 320e6))
 _LAYERS = ((24, 80), (2, 12), (2, 8), (12, 40), (16, 64))
 _CONTEXTS = (2048, 512, 4096, 256, 1024)
+_PROMPT_PRODUCTS = 1.5e9  # of a prompt, so that it takes some 50 ms in one thread
+_PROMPT = (32, 256)  # tokens at least and at most
+_PROMPT_TURNS = (0, 2, 3)  # the others are so large that a prompt would take seconds
 _MAX_MODEL_BYTES = 700_000_000
 
 # shape, format, contexts, prompts; weights 1 to 90 MB
@@ -51,7 +54,8 @@ def engine_plan() -> list[ProbeModel]:
             while count_bytes(shape, quant).total > _MAX_MODEL_BYTES:
                 shape = random_shape(generator, _PARAMS[turn], _LAYERS[pick])
             context = _CONTEXTS[(turn + 2 * index) % len(_CONTEXTS)]
-            found.append(ProbeModel(shape, quant, (0, context), (32 if turn in (1, 4) else 96,)))
+            tokens = round(min(max(_PROMPT_PRODUCTS / count_params(shape).block_matrices, _PROMPT[0]), _PROMPT[1]))
+            found.append(ProbeModel(shape, quant, (0, context), (tokens,) if turn in _PROMPT_TURNS else ()))
     return found
 
 

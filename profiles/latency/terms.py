@@ -8,7 +8,7 @@ it is shared by all formats, which differ in bytes and in the cost of a product.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deepthin.engine.formats import FORMATS
@@ -18,7 +18,9 @@ from deepthin.profiles.latency.runtimes import PRODUCT_NS, PROMPT_PRODUCT_NS, SP
 from deepthin.profiles.latency.workload import DECODE, Workload
 
 PARTS = ("weights", "layers", "attention", "head", "overhead")
-KNOTS_MIB = (1, 4, 16, 64, 256)  # of the working set; from second-level caches to memory
+FORMAT_SD = math.log(2.0)  # of the cost of a product between formats; a missing vector path makes it eightfold
+FORMAT_SHARE_SD = math.log(1.15)  # of the share of the bandwidth between formats
+KNOTS_MIB = (1, 4, 8, 16, 32, 128)  # of the working set; close around the sizes of last-level caches
 
 
 @dataclass(frozen=True)
@@ -60,11 +62,14 @@ def priors(conditions: Conditions, test: str) -> dict[str, Prior]:
         "head": Prior(0.0, math.log(1.2)),
         "layer": Prior(math.log(runtime.layer_s * conditions.pace), SPREAD),
         "element": Prior(math.log(0.4e-9 * speed), SPREAD),
+        "logit": Prior(math.log(0.5e-9 * speed), SPREAD),
         "attend": Prior(math.log(0.15e-9 * speed), SPREAD),
+        "softmax": Prior(math.log(0.5e-9 * speed), SPREAD),
         "cache_share": Prior(math.log(0.6), math.log(1.6)),
         "overhead": Prior(math.log(runtime.overhead_s * conditions.pace), SPREAD),
     }
-    found |= {f"product_{name}": Prior(0.0, math.log(1.6)) for name in FORMATS}
+    found |= {f"product_{name}": Prior(0.0, FORMAT_SD) for name in FORMATS}
+    found |= {f"share_{name}": Prior(0.0, FORMAT_SHARE_SD) for name in FORMATS}
     found |= {f"share_at_{knot}": Prior(0.0, conditions.cache_sd) for knot in KNOTS_MIB}
     return found
 
@@ -76,6 +81,8 @@ def terms(work: Workload, conditions: Conditions) -> tuple[Term, ...]:
     held = work.body_bytes + work.head_bytes + cached * (work.context + work.tokens)
     rate = conditions.rate(held)
     share = _share(held)
+    head_share = {**share, f"share_{work.head_quant}": -1.0, "head": 1.0}
+    share[f"share_{work.quant}"] = -1.0
     passes = 1 if runtime.batch == 0 else math.ceil(work.tokens / runtime.batch)
     head_tokens = work.tokens if runtime.all_logits else 1
     weights = (
@@ -83,7 +90,7 @@ def terms(work: Workload, conditions: Conditions) -> tuple[Term, ...]:
         Factor(math.log(work.tokens * work.body_products), {"product": 1, f"product_{work.quant}": 1}),
     )
     head = (
-        Factor(math.log(work.head_bytes / rate), {**share, "head": 1}),
+        Factor(math.log(work.head_bytes / rate), head_share),
         Factor(math.log(head_tokens * work.head_products), {"product": 1, f"product_{work.head_quant}": 1, "head": 1}),
     )
     return (
@@ -91,7 +98,9 @@ def terms(work: Workload, conditions: Conditions) -> tuple[Term, ...]:
         Term("layers", (Factor(math.log(passes * work.layers), {"layer": 1}),)),
         Term("layers", (Factor(math.log(work.tokens * work.vector_elements), {"element": 1}),)),
         Term("attention", _attention(work, cached, rate, passes)),
+        Term("attention", (Factor(math.log(work.scores), {"softmax": 1}),)),
         Term("head", head),
+        Term("head", (Factor(math.log(head_tokens * work.shape.vocab_size), {"logit": 1}),)),
         Term("overhead", (Factor(0.0, {"overhead": 1}),)),
     )
 
@@ -105,7 +114,7 @@ def _attention(work: Workload, cached: int, rate: float, passes: int) -> tuple[F
     )
 
 
-def _share(num_bytes: float) -> Mapping[str, float]:
+def _share(num_bytes: float) -> dict[str, float]:
     """Exponents of 1 / utilisation at a working set."""
     at: Sequence[float] = [math.log(knot << 20) for knot in KNOTS_MIB]
     weights = hats(math.log(num_bytes), at)

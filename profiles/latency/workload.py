@@ -108,6 +108,11 @@ class Workload:
         return 2 * self.shape.q_size * self.layers
 
     @property
+    def scores(self) -> float:
+        """Attention scores whose exponential is taken, all heads and layers."""
+        return self.attended * self.shape.num_heads * self.layers
+
+    @property
     def has_fallback(self) -> bool:
         """Whether some rows are no multiple of the format's block and stay f16."""
         return bool(fallback_matrices(self.shape, self.quant))

@@ -18,7 +18,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_host_without_profile_is_told_how_to_get_one() -> None:
-    with pytest.raises(UsageError, match="no profile yet .* deepthin profile measure"):
+    with pytest.raises(UsageError, match=r"no profile yet .* deepthin profile measure"):
         find_profile(HOST, MACHINE)
 
 
