@@ -14,8 +14,22 @@ if TYPE_CHECKING:
     from deepthin.profiles.profile import Profile
 
 SHOWN_SHAPES = ("smollm2-135m", "smollm2-360m", "qwen2.5-0.5b", "llama-3.2-1b")
+SHOWN_QUANTS = ("q4_0", "q8_0")
 PROMPT = 256  # tokens of the prompt whose time is given
 _PARTS = ("weights", "layers", "attention", "head", "overhead")
+
+
+def open_profile(name: str) -> Profile:
+    """The profile called ``name``, as ``--profile`` takes it.
+
+    Raises:
+        UsageError: there is none.
+        FormatError: it is damaged, or asked for as this host's and of another machine.
+    """
+    from deepthin.profiles.library import find_profile
+    from deepthin.profiles.machine import machine_record
+
+    return find_profile(name, machine_record())
 
 
 def predictions(profile: Profile, shapes: Mapping[str, Shape], quants: Sequence[str], *, context: int) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from deepthin.cli.arguments import MAX_CONTEXT, argument, context, one_of, parse_path, parse_threads, real
 from deepthin.cli.bench import write_onnx_for_timing
 from deepthin.cli.outcome import Outcome
-from deepthin.cli.predictions import SHOWN_SHAPES, predictions, predictions_text
+from deepthin.cli.predictions import SHOWN_QUANTS, SHOWN_SHAPES, open_profile, predictions, predictions_text
 from deepthin.cli.profile_text import entries_text, profile_text
 from deepthin.cli.progress import Progress
 from deepthin.cli.ranges import parse_ranges
@@ -24,7 +24,6 @@ from deepthin.engine.shape import Shape
 
 if TYPE_CHECKING:
     from deepthin.engine.model import Model
-    from deepthin.profiles.profile import Profile
 
 ACTIONS = ("measure", "list", "show", "kit", "import")
 RUNTIME_NAMES = ("deepthin", "llama.cpp", "onnxruntime")
@@ -159,23 +158,10 @@ def _show(options: argparse.Namespace, _progress: Progress) -> Outcome:
     names = SHOWN_SHAPES if options.shape is None else _split_sources(options.shape)
     shapes = {name: open_source(name).shape for name in names}
     rows = predictions(
-        profile, shapes, options.quant or ["q4_0", "q8_0"], context=256 if options.context is None else options.context
+        profile, shapes, options.quant or list(SHOWN_QUANTS), context=256 if options.context is None else options.context
     )
     body = {"profile": profile.to_json(), "predictions": rows}
     return Outcome("profile-shown", body, f"{profile_text(profile)}\n\n{predictions_text(rows)}")
-
-
-def open_profile(name: str) -> Profile:
-    """The profile called ``name``, as ``--profile`` takes it.
-
-    Raises:
-        UsageError: there is none.
-        FormatError: it is damaged, or asked for as this host's and of another machine.
-    """
-    from deepthin.profiles.library import find_profile
-    from deepthin.profiles.machine import machine_record
-
-    return find_profile(name, machine_record())
 
 
 def _kit(options: argparse.Namespace, progress: Progress) -> Outcome:

@@ -25,7 +25,7 @@ def run_python(*arguments: str, timeout: float = 60) -> subprocess.CompletedProc
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "a command is needed: inspect, generate, bench, search, export, verify"),
+        ([], "a command is needed: inspect, generate, bench, profile, search, export, verify"),
         (["inspct"], "invalid choice: 'inspct'"),
         (["inspect"], "required: SOURCE; see deepthin inspect --help"),
         (["inspect", "nothing"], "'nothing' is no file, no folder, no shape text"),
