@@ -125,13 +125,13 @@ def measure_profile(
         _time_runtime(bench, runtime, taken, share * budget_s, say)
     if not taken.probes:
         raise DeepthinError(f"profile: no runtime could be timed; {'; '.join(taken.notes) or 'none was asked for'}")
-    noise |= _repeats(bench, taken, say)
+    noise |= _repeats(bench, taken, _SHARES["repeats"] * budget_s, say)
     lasting = None
     if ENGINE in bench.open_runtimes:
         say("sustained speed", None, None)
         lasting = _sustained(bench, max(_SHARES["sustained"] * budget_s, 3.0))
         say("widths side by side", None, None)
-        _scan_cliffs(bench, taken)
+        _scan_cliffs(bench, taken, _SHARES["cliffs"] * budget_s)
     models = fit_models(taken.probes, curve)
     flags = profile_flags(taken.probes, noise)
     runtimes = tuple(dict.fromkeys(probe.runtime for probe in taken.probes))
@@ -243,14 +243,17 @@ def _session(bench: Bench, runtime: str, model: ProbeModel, threads: int) -> lis
     return time_model(runtime, bench.open_runtimes[runtime], model, threads, rule, make_instruments=bench.instruments)
 
 
-def _repeats(bench: Bench, taken: _Taken, say: Callable[[str, int | None, int | None], None]) -> dict[str, Any]:
+def _repeats(bench: Bench, taken: _Taken, seconds: float, say: Callable[[str, int | None, int | None], None]) -> dict[str, Any]:
     """Some models of the first runtime once more: the relative changes are how far the same thing drifts within minutes."""
     runtime = taken.probes[0].runtime
     say(f"{runtime}: some models once more", None, None)
     threads = max(bench.threads)
     before = {(p.work, p.threads): p.seconds.median for p in taken.probes if p.runtime == runtime}
-    changes = []
+    changes: list[float] = []
+    end = bench.clock() + seconds
     for model in bench.plans[runtime][:_REPEATS]:
+        if changes and bench.clock() > end:
+            break
         try:
             again = _session(bench, runtime, ProbeModel(model.shape, model.quant, model.contexts), threads)
         except DeepthinError:
@@ -267,11 +270,15 @@ def _sustained(bench: Bench, seconds: float) -> dict[str, Any]:
         timed.close()
 
 
-def _scan_cliffs(bench: Bench, taken: _Taken) -> None:
+def _scan_cliffs(bench: Bench, taken: _Taken, seconds: float) -> None:
     """Blocks of neighbouring widths, bytes read per second of each."""
+    end = bench.clock() + seconds
     for quant in CLIFF_QUANTS:
         rates = {}
         for width in CLIFF_WIDTHS:
+            if bench.clock() > end:
+                taken.notes.append(f"widths from {width} on in {quant} were not compared for lack of time")
+                return
             shape = Shape(
                 num_layers=4, hidden_size=width, num_heads=width // 32, intermediate_size=3 * width, vocab_size=32, head_dim=32
             )

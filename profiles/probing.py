@@ -119,6 +119,12 @@ class PeerTimed:
         """See :class:`Timed`."""
         return lambda: {"seconds": self._peer.prompt(self._draw(tokens), ())}
 
+    def row_seconds(self, gen: int, prompt: int, depth: int) -> float:
+        """Seconds of one repetition of a llama-bench row: ``gen`` tokens decoded or ``prompt`` taken in, after ``depth``."""
+        if gen:
+            return self._peer.decode(self._draw(gen), self._draw(depth))
+        return self._peer.prompt(self._draw(prompt), self._draw(depth))
+
     def close(self) -> None:
         """End the child."""
         self._peer.close()
