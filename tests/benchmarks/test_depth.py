@@ -26,7 +26,7 @@ def test_shapes_of_a_size_read_equal_bytes_at_every_depth_and_run_everywhere(siz
         shape = depth.iso_byte_shape(layers, num_bytes, vocab)
         assert shape.num_layers == layers
         assert bytes_read_per_token(shape, depth.QUANT) == pytest.approx(num_bytes, rel=depth.MAX_OFF)
-        assert 1.2 < shape.intermediate_size / shape.hidden_size < 5
+        assert 1.2 <= shape.intermediate_size / shape.hidden_size <= 5
         verdicts = target_verdicts(shape)
         assert all(verdicts[name].ok for name in ("engine", "onnx", "gguf-q4_0"))
 

@@ -1,6 +1,7 @@
 """Timing probe models: sessions on fakes, and once on the real engine, llama.cpp and onnxruntime."""
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +10,11 @@ import pytest
 from deepthin.cli.bench import write_onnx_for_timing
 from deepthin.engine.accounting import count_params
 from deepthin.engine.errors import UsageError
-from deepthin.engine.model import Model
+from deepthin.engine.model import Model, random_model
 from deepthin.engine.shape import Shape
 from deepthin.engine.synthetic import SyntheticDecoder
 from deepthin.export.gguf_writer import write_gguf
+from deepthin.profiles.contestants import Peer, peer_kind
 from deepthin.profiles.latency.runtimes import RUNTIMES
 from deepthin.profiles.latency.workload import DECODE, PREFILL
 from deepthin.profiles.probe_plans import KIT_PLAN, engine_plan, peer_plan
@@ -90,3 +92,22 @@ def test_plans_cover_every_format_of_the_engine_and_at_most_ten_models_of_a_peer
         assert {model.quant for model in plan} <= set(RUNTIMES[runtime].formats)
     assert sum(len(models) for models in KIT_PLAN.values()) <= 10
     assert engine_plan() == engine_plan()
+
+
+@pytest.mark.parametrize(("runtime", "write"), [("llama.cpp", write_gguf), ("onnxruntime", write_onnx_for_timing)])
+def test_a_context_that_is_cached_already_is_not_taken_in_again_and_gives_the_same_logits(
+    runtime: str, write: Callable[[Model, Path], object], tmp_path: Path
+) -> None:
+    pytest.importorskip({"llama.cpp": "llama_cpp", "onnxruntime": "onnxruntime"}[runtime])
+    path = tmp_path / f"m{peer_kind(runtime).suffix}"
+    write(random_model(TINY.shape, quant="q8_0"), path)
+    before, ids = [5, 6, 7, 8], [1, 2, 3]
+    with closing(Peer(runtime, path, 1, 64)) as peer:
+        first = peer.logits(ids, before)
+        peer.decode([9, 9, 9, 9], before)
+        np.testing.assert_array_equal(peer.logits(ids, before), first)
+        other = peer.logits(ids, [8, 7, 6, 5])
+        assert not np.array_equal(other, first)
+        np.testing.assert_array_equal(peer.logits(ids, before), first)
+        peer.prompt(ids, ())
+        np.testing.assert_array_equal(peer.logits(ids, before), first)
