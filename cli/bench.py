@@ -137,7 +137,7 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
         model,
         config,
         files={"llama.cpp": Path(options.source)} if is_own_gguf else {},
-        writers={"llama.cpp": write_gguf, "onnxruntime": _write_onnx},
+        writers={"llama.cpp": write_gguf, "onnxruntime": write_onnx_for_timing},
         progress=progress,
     )
     if options.format == "llama-bench":
@@ -174,7 +174,7 @@ def _plain(headers: Sequence[str], rows: Sequence[Sequence[object]], *, left: in
     return table(headers, rows, left=left)
 
 
-def _write_onnx(model: Model, path: Path) -> None:
+def write_onnx_for_timing(model: Model, path: Path) -> None:
     """Write ``model`` as onnxruntime runs it fastest: 8-bit activations beside quantised weights, as engine and llama.cpp do.
 
     Raises:

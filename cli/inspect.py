@@ -7,6 +7,7 @@ from typing import Any
 
 from deepthin.cli.arguments import add_source, argument, context, listed, real, whole
 from deepthin.cli.outcome import Outcome
+from deepthin.cli.predictions import SHOWN_QUANTS, open_profile, predictions, predictions_text
 from deepthin.cli.progress import Progress
 from deepthin.cli.sizes import bytes_text, count_text, parse_bandwidth, parse_count, parse_counts, seconds_text
 from deepthin.cli.source import Source, open_source
@@ -38,9 +39,10 @@ EXAMPLES = """examples:
   deepthin inspect model.gguf --json
   deepthin inspect smollm2-135m --params 125M           what vocabularies leave for layers at 125M in all
   deepthin inspect smollm2-135m --quant q4_0 --bandwidth 50GB/s --layer-us 40
+  deepthin inspect smollm2-135m --profile pixel-9       tokens per second it should reach there
   deepthin inspect L=64,d=3072,heads=24,kv=8,ff=8192,vocab=32000,tied --layers 16,36,64
 
-Nothing here is measured; use "deepthin bench" and "deepthin search" for that.
+Nothing here is measured, and speeds are predicted from a profile only; use "deepthin bench" and "deepthin search" for that.
 """
 PARTS = ("embedding", "attention", "mlp", "norm", "head")
 LATENCY_KEYS = ("weight_read_s", "layers_s", "total_s")
@@ -61,6 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("analytic latency, T = bytes / bandwidth + L * t_layer (both options together)")
     group.add_argument("--bandwidth", type=argument(parse_bandwidth), metavar="50GB/s", help="sustained read bandwidth")
     group.add_argument("--layer-us", type=real(0, 1e9), metavar="US", help="serial microseconds per layer")
+
+    group = parser.add_argument_group("predicted speed")
+    group.add_argument("--profile", metavar="P", help="of a device: a name that deepthin profile list shows, or a file")
 
 
 def run(options: argparse.Namespace, progress: Progress) -> Outcome:
@@ -96,6 +101,7 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
         "flags": shape_flags(shape),
         "targets": {name: verdict.to_json() for name, verdict in target_verdicts(shape).items()},
         "latency": _latency(shape, read, options),
+        "predicted": _predicted(shape, quant, options),
         "iso_parameter_curve": _curve(shape, quant, options),
         "vocabularies": {
             "total_params": options.params or count_params(shape).total,
@@ -150,6 +156,15 @@ def _latency(shape: Shape, read: int, options: argparse.Namespace) -> dict[str, 
     return {**_terms(terms), **given, "basis": "analytic"}
 
 
+def _predicted(shape: Shape, quant: str, options: argparse.Namespace) -> dict[str, Any] | None:
+    """Speeds on the profile's device, in the format of the weights, or in all of ours when they are stored in a mix."""
+    if options.profile is None:
+        return None
+    profile = open_profile(options.profile)
+    quants = list(SHOWN_QUANTS) if quant == "as stored" else [quant]
+    return {"profile": profile.name, "rows": predictions(profile, {options.source: shape}, quants, context=options.context)}
+
+
 def _terms(terms: LatencyTerms) -> dict[str, float]:
     return {"weight_read_s": terms.weight_read_s, "layers_s": terms.layers_s, "total_s": terms.total_s}
 
@@ -186,6 +201,7 @@ def _text(body: dict[str, Any]) -> str:
         _heading(body),
         _parts_table(body),
         _facts(body),
+        _predicted_text(body),
         _flags(body),
         _targets(body),
         _curve_table(body),
@@ -228,6 +244,11 @@ def _facts(body: dict[str, Any]) -> str:
         reading, layers, total = (seconds_text(body["latency"][key]) for key in LATENCY_KEYS)
         lines.append(f"analytic latency   {reading} reading + {layers} in layers = {total} per token, {at}")
     return "\n".join(lines)
+
+
+def _predicted_text(body: dict[str, Any]) -> str:
+    predicted = body["predicted"]
+    return "" if predicted is None else f"on {predicted['profile']}: {predictions_text(predicted['rows'])}"
 
 
 def _flags(body: dict[str, Any]) -> str:

@@ -14,12 +14,14 @@ from deepthin.cli.progress import Progress
 from deepthin.cli.sizes import bytes_text, count_text, parse_bytes, parse_count, parse_counts
 from deepthin.cli.table import table
 from deepthin.cli.verify import verdict_text
+from deepthin.engine.errors import UsageError
 from deepthin.engine.formats import BODY_QUANTS
 from deepthin.engine.shape import Shape
 
 if TYPE_CHECKING:
     from deepthin.search.config import SearchConfig
 
+RUNTIME_NAMES = ("deepthin", "llama.cpp", "onnxruntime")
 PICKS = ("best_quality", "fastest_tied", "knee")
 LARGE_RESIDUAL = 0.1  # sums of parts this far from the whole model can reorder a front
 EXPORT_FOLDER = "export"
@@ -27,6 +29,7 @@ EXAMPLES = """examples:
   deepthin search                                   30M parameters, on this machine, into ./run
   deepthin search --params 150M --vocab 49152 --out run150
   deepthin search --bytes 90MB --quant q4_0,q8_0 --max-kv-mb 20 --context 2048
+  deepthin search --params 150M --profile pixel-9   for a device that is not here; times are predicted
   deepthin search --config run.toml --json
 
 The budget counts the embedding and is never exceeded. Every shape that is proposed is timed here, about a second each, up to
@@ -69,6 +72,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--store", type=argument(parse_path), metavar="FILE", help="timings to reuse and add to (default: DIR/timings.jsonl)"
     )
+    group.add_argument(
+        "--profile", metavar="P", help="predict times from a profile (a name, a device or a file) instead of measuring here"
+    )
+    group.add_argument(
+        "--runtime", choices=RUNTIME_NAMES, help="of that profile's runtimes, the one to predict (default: its first)"
+    )
     group.add_argument("--no-vocab-term", action="store_true", help="predict without charging oversized vocabularies")
     group = parser.add_argument_group("afterwards")
     group.add_argument("--pick", choices=PICKS, help="which one to export (default: the recommended one, fastest_tied)")
@@ -85,23 +94,13 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
     from deepthin.search.folder import CONFIG, LOCK
 
     require_out(options.out, CONFIG, "run folder", ignored=(LOCK, f"{CONFIG}.tmp"))
-    config = _config(options)
-    config.space.require_feasible()  # before anything slow
-    progress("loading kernels (compiled once per machine)")
-    from deepthin.engine.cores import default_threads
-    from deepthin.profiles.block_costs import BlockCosts
-    from deepthin.search.run import run_search
-
-    store = options.store or options.out / "timings.jsonl"
-    costs = BlockCosts(store, options.threads or default_threads(), config.context)
-    document = run_search(config, measure=costs.measure, out=options.out, progress=progress)
-    fresh = costs.num_measured
-    picks = dict.fromkeys((pick["shape"], pick["quant"]) for pick in document["picks"].values())
-    progress("timing whole models against the sums of their parts")
-    residuals = costs.check_residual([(Shape.parse(shape), quant) for shape, quant in picks])
+    if options.profile is None and options.runtime is not None:
+        raise UsageError("--runtime says which of a profile's runtimes to predict; give --profile too")
+    config, document, residuals, fresh = _predicted(options, progress) if options.profile else _timed(options, progress)
     body: dict[str, Any] = {**document, "run": str(options.out), "measured_now": fresh, "residuals": residuals}
     text = [front_text(document), *map(_residual_text, residuals)]
-    text += [f"{fresh} shapes timed now, front in {options.out / 'front.json'}"]
+    done = f"times predicted from {config.profile}" if config.profile else f"{fresh} shapes timed now"
+    text += [f"{done}, front in {options.out / 'front.json'}"]
     exit_code = 0
     body |= {"export": None, "verification": None}
     if not options.no_export:
@@ -117,7 +116,44 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
     return Outcome("search", body, "\n".join(text), exit_code)
 
 
-def _config(options: argparse.Namespace) -> SearchConfig:
+_Found = tuple["SearchConfig", dict[str, Any], list[dict[str, Any]], int]
+
+
+def _timed(options: argparse.Namespace, progress: Progress) -> _Found:
+    """Settings, front, residuals and shapes timed now of a search that measures on this machine."""
+    config = _config(options)
+    config.space.require_feasible()  # before anything slow
+    progress("loading kernels (compiled once per machine)")
+    from deepthin.engine.cores import default_threads
+    from deepthin.profiles.block_costs import BlockCosts
+    from deepthin.search.run import run_search
+
+    store = options.store or options.out / "timings.jsonl"
+    costs = BlockCosts(store, options.threads or default_threads(), config.context)
+    document = run_search(config, measure=costs.measure, out=options.out, progress=progress)
+    fresh = costs.num_measured
+    picks = dict.fromkeys((pick["shape"], pick["quant"]) for pick in document["picks"].values())
+    progress("timing whole models against the sums of their parts")
+    return config, document, costs.check_residual([(Shape.parse(shape), quant) for shape, quant in picks]), fresh
+
+
+def _predicted(options: argparse.Namespace, progress: Progress) -> _Found:
+    """The same of a search that predicts from a profile; nothing is timed."""
+    from deepthin.cli.predictions import open_profile
+    from deepthin.profiles.predicted_costs import PredictedCosts
+    from deepthin.search.config import DEFAULT_CONTEXT
+    from deepthin.search.run import run_search
+
+    if options.store is not None:
+        raise UsageError("--store keeps timings, but with --profile nothing is timed; leave one of them out")
+    cached = DEFAULT_CONTEXT if options.context is None else options.context
+    costs = PredictedCosts(open_profile(options.profile), cached, runtime=options.runtime, threads=options.threads)
+    config = _config(options, costs.identity)
+    config.space.require_feasible()
+    return config, run_search(config, measure=costs.measure, out=options.out, progress=progress), [], 0
+
+
+def _config(options: argparse.Namespace, profile: str = "") -> SearchConfig:
     from deepthin.profiles.machine import fingerprint, machine_name, machine_record
     from deepthin.search.config import SearchConfig
 
@@ -136,7 +172,8 @@ def _config(options: argparse.Namespace) -> SearchConfig:
         threads=options.threads,
         max_ms_per_token=options.max_ms_per_token,
         vocab_term=not options.no_vocab_term,
-        machine=f"{machine_name(record)} {fingerprint(record)}",
+        machine="" if profile else f"{machine_name(record)} {fingerprint(record)}",
+        profile=profile,
         **{name: value for name, value in given.items() if value is not None},
     )
 
@@ -177,16 +214,19 @@ def front_text(document: Mapping[str, Any]) -> str:
     budget, on = document["budget"], document["measured_on"]
     limits = [f"{count_text(budget['params'])} parameters"] if budget["params"] else []
     limits += [bytes_text(budget["bytes"])] if budget["bytes"] else []
-    tried = f"{document['trials']} shapes tried, {document['measurements']} measured"
+    verb = "measured" if document["time_basis"] == "measured" else "predicted"
+    tried = f"{document['trials']} shapes tried, {document['measurements']} {verb}"
+    profile = document["config"].get("profile")
+    where = f"times predicted for {profile}" if profile else f"timed on {on['machine']}, {on['threads']} threads"
     lines = [
         f"budget {' and '.join(limits)}, embedding included; {tried}",
-        f"timed on {on['machine']}, {on['threads']} threads, {on['context']} cached tokens",
+        f"{where}, {on['context']} cached tokens",
         "",
         table(HEADERS, front_rows(document)),
     ]
     known = comparison_rows(document)
     if known:
-        lines += ["", "public shapes of the nearest size, in the same format on this machine", table(HEADERS, known)]
+        lines += ["", "public shapes of the nearest size, in the same format on the same machine", table(HEADERS, known)]
     lines += [""]
     for name, pick in document["picks"].items():
         mark = " (recommended)" if name == document["recommended"] else ""

@@ -94,6 +94,24 @@ class SyntheticDecoder:
             out[:, step] = total, times.embed_s, times.blocks_s.sum(), times.head_s
         return StepTimes(*out)
 
+    def prompt(self, tokens: int, *, position: int = 0) -> float:
+        """Seconds to take in a prompt of ``tokens`` from ``position`` on, in as many passes as a real decoder makes.
+
+        Raises:
+            UsageError: no tokens, or more than the cache has room for.
+        """
+        if tokens < 1 or position < 0 or position + tokens > self._runner.context:
+            raise UsageError(
+                f"a prompt of {tokens} tokens from {position} on does not fit {self._runner.context} positions, or is empty"
+            )
+        self._runner.tokens[:] = np.arange(1, k.ROWS + 1) * 7919 % self._vocab
+        start = time.perf_counter_ns()
+        for first in range(0, tokens, k.ROWS):
+            part = min(k.ROWS, tokens - first)
+            is_last = first + part == tokens
+            self._runner.run(part, position + first, k.LOGITS_LAST if is_last else k.LOGITS_NONE)
+        return (time.perf_counter_ns() - start) * 1e-9
+
     def last_logits(self) -> F32:
         """Logits f32 [V] of the last step; meaningless, but finite."""
         return self._runner.logits[: self._vocab]

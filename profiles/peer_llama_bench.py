@@ -27,6 +27,7 @@ class _Loaded:
     context: Any
     vocab_size: int
     max_batch: int
+    before: tuple[int, ...] = ()  # what the cache began with at the last call
 
 
 _loaded: _Loaded | None = None
@@ -119,13 +120,18 @@ def logits(ids: list[int], before: list[int]) -> dict[str, Any]:
 
 
 def _start(before: Sequence[int]) -> _Loaded:
-    """Empty the cache and take in ``before``."""
+    """Leave exactly ``before`` in the cache: what came after it is dropped if it is there already, else it is taken in anew."""
     if _loaded is None:
         raise RuntimeError("no model is loaded yet; call load first")
     api = _api()
-    api.llama_memory_clear(api.llama_get_memory(_loaded.context), True)
-    if before:
-        _decode(_loaded, _tokens(before), len(before))
+    memory = api.llama_get_memory(_loaded.context)
+    wanted = tuple(before)
+    kept = bool(wanted) and wanted == _loaded.before and api.llama_memory_seq_rm(memory, 0, len(wanted), -1)
+    if not kept:
+        api.llama_memory_clear(memory, True)
+        if wanted:
+            _decode(_loaded, _tokens(wanted), len(wanted))
+        _loaded.before = wanted
     return _loaded
 
 

@@ -30,6 +30,7 @@ class _Loaded:
     vocab_size: int
     context: int
     position: int = 0
+    before: tuple[int, ...] = ()  # what the cache began with at the last call
 
 
 _loaded: _Loaded | None = None
@@ -119,12 +120,17 @@ def logits(ids: list[int], before: list[int]) -> dict[str, Any]:
 
 
 def _start(before: Sequence[int]) -> _Loaded:
-    """Empty the cache and take in ``before``."""
+    """Leave exactly ``before`` in the cache; what came after it stays in the buffers, but the mask hides it."""
     if _loaded is None:
         raise RuntimeError("no model is loaded yet; call load first")
-    _loaded.position = 0  # what the buffers hold beyond the mask is never read
-    if before:
-        _run(_loaded, before)
+    wanted = tuple(before)
+    if wanted and wanted == _loaded.before:
+        _loaded.position = len(wanted)
+        return _loaded
+    _loaded.position = 0
+    if wanted:
+        _run(_loaded, wanted)
+    _loaded.before = wanted
     return _loaded
 
 

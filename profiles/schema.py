@@ -93,17 +93,74 @@ class Measured:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """One predicted quantity, as the command-line contract words it.
+
+    Attributes:
+        value: the most probable one.
+        low: lower end of its 90 % interval.
+        high: upper end; ``low <= value <= high``.
+        unit: unit of all three.
+        basis: how it is known: ``predicted`` from probes, ``published`` from data sheets alone.
+
+    Raises:
+        FormatError: a figure is not finite, or the interval does not hold the value.
+    """
+
+    value: float
+    low: float
+    high: float
+    unit: str
+    basis: str
+
+    def __post_init__(self) -> None:
+        """Check that the figures agree with one another."""
+        if not all(math.isfinite(x) for x in (self.value, self.low, self.high)) or not self.low <= self.value <= self.high:
+            raise FormatError(
+                f"predicted value in {self.unit}: [{self.low}, {self.high}] does not hold {self.value}; the record is damaged"
+            )
+
+    @property
+    def median(self) -> float:
+        """The value, under the name that a measured one has."""
+        return self.value
+
+    def scaled(self, factor: float, unit: str) -> Self:
+        """The same in another unit."""
+        return type(self)(self.value * factor, self.low * factor, self.high * factor, unit, self.basis)
+
+    def rate(self, amount: float, unit: str) -> Self:
+        """``amount`` over this time; the ends of the interval change places."""
+        return type(self)(amount / self.value, amount / self.high, amount / self.low, unit, self.basis)
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object of the command-line contract."""
+        return {"value": self.value, "low": self.low, "high": self.high, "unit": self.unit, "basis": self.basis}
+
+    @classmethod
+    def from_json(cls, document: Any) -> Self:
+        """The inverse of :meth:`to_json`.
+
+        Raises:
+            FormatError: a key is missing or unknown, or a value has the wrong type.
+        """
+        fields = exact_keys(document, "predicted value", ("value", "low", "high", "unit", "basis"))
+        value, low, high = (as_float(fields[name], name) for name in ("value", "low", "high"))
+        return cls(value, low, high, as_str(fields["unit"], "unit"), as_str(fields["basis"], "basis"))
+
+
 _TIMES = ("seconds_per_token", "block_s", "head_s", "embed_s", "overhead_s")
 _COUNTS = ("bytes_per_token", "threads", "context")
 
 
 @dataclass(frozen=True, slots=True)
 class TokenCost:
-    """Time of one decoded token of one shape and format on this machine, and the parts it was composed of.
+    """Time of one decoded token of one shape and format, and the parts it was composed of: all measured, or all predicted.
 
     Attributes:
-        seconds_per_token: executed layers x ``block_s`` + ``head_s`` + ``embed_s`` + ``overhead_s``; its samples are
-            sums of resampled part medians.
+        seconds_per_token: executed layers x ``block_s`` + ``head_s`` + ``embed_s`` + ``overhead_s``; where measured, its
+            samples are sums of resampled part medians.
         block_s: one block, weights streamed as in a whole model.
         head_s: final norm and output head.
         embed_s: embedding row.
@@ -113,17 +170,18 @@ class TokenCost:
         context: cached tokens attended to.
         quant: body format name.
         measured_now: False when every part came from the store.
-        flags: reasons to trust a part less (``wide-interval``, ``drift``, ``other-processes``, ...), empty when clean.
+        flags: reasons to trust a part less (``wide-interval``, ``drift``, ``other-processes``, ``extrapolated``, ...), empty
+            when clean.
 
     Raises:
         FormatError: a time is not in seconds or a count is negative.
     """
 
-    seconds_per_token: Measured
-    block_s: Measured
-    head_s: Measured
-    embed_s: Measured
-    overhead_s: Measured
+    seconds_per_token: Measured | Predicted
+    block_s: Measured | Predicted
+    head_s: Measured | Predicted
+    embed_s: Measured | Predicted
+    overhead_s: Measured | Predicted
     bytes_per_token: int
     threads: int
     context: int
@@ -140,6 +198,12 @@ class TokenCost:
         for name in _COUNTS:
             if getattr(self, name) < 0:
                 raise FormatError(f"token cost: {name} is {getattr(self, name)}, but it cannot be negative")
+
+    @property
+    def basis(self) -> str:
+        """``measured``, or what the prediction rests on."""
+        time = self.seconds_per_token
+        return time.basis if isinstance(time, Predicted) else "measured"
 
     def to_json(self) -> dict[str, Any]:
         """All fields by name."""
@@ -160,7 +224,7 @@ class TokenCost:
             raise FormatError(f"token cost: measured_now is {measured_now!r}, but true or false is needed")
         if not isinstance(flags, list):
             raise FormatError(f"token cost: flags is {type(flags).__name__}, but a list of texts is needed")
-        times = {name: Measured.from_json(fields[name]) for name in _TIMES}
+        times = {name: _time_from_json(fields[name]) for name in _TIMES}
         return cls(
             **times,
             bytes_per_token=as_int(fields["bytes_per_token"], "bytes_per_token"),
@@ -170,6 +234,11 @@ class TokenCost:
             measured_now=measured_now,
             flags=tuple(as_str(flag, "flags[]") for flag in flags),
         )
+
+
+def _time_from_json(document: Any) -> Measured | Predicted:
+    is_predicted = isinstance(document, Mapping) and "basis" in document
+    return Predicted.from_json(document) if is_predicted else Measured.from_json(document)
 
 
 def exact_keys(document: Any, what: str, keys: tuple[str, ...]) -> Mapping[str, Any]:

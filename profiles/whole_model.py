@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 
 from deepthin.engine.decoder import Decoder
-from deepthin.engine.model import random_model
+from deepthin.engine.model import Model, random_model
 from deepthin.engine.shape import Shape
 from deepthin.engine.synthetic import StepTimes
 
@@ -23,11 +23,15 @@ class WholeModel:
         threads: threads to decode with.
         context: tokens to cache before the first step.
         kv_format: how keys and values are cached.
+        model: weights in that shape and format; random ones are made when None.
     """
 
-    def __init__(self, shape: Shape, quant: str, threads: int, context: int, kv_format: str) -> None:
-        model = random_model(shape, quant=quant)
-        self._decoder = Decoder(model, threads=threads, context=context + 1, kv_format=kv_format)
+    def __init__(
+        self, shape: Shape, quant: str, threads: int, context: int, kv_format: str, *, model: Model | None = None
+    ) -> None:
+        self._decoder = Decoder(
+            model or random_model(shape, quant=quant), threads=threads, context=context + 1, kv_format=kv_format
+        )
         self._random = np.random.Generator(np.random.PCG64(0))
         if context:
             self._decoder.prefill(self._tokens(context))
@@ -44,11 +48,23 @@ class WholeModel:
             out[:, step] = total, times.embed_s, times.blocks_s.sum(), times.head_s
         return StepTimes(*out)
 
+    def prompt(self, tokens: int) -> float:
+        """Seconds to take in a prompt of ``tokens`` random ids into an empty cache; what was cached is overwritten."""
+        ids = self._tokens(tokens)
+        self._decoder.reset()
+        start = time.perf_counter()
+        self._decoder.prefill(ids)
+        return time.perf_counter() - start
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._decoder.close()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._decoder.close()
+        self.close()
 
     def _tokens(self, count: int) -> list[int]:
         ids: list[int] = self._random.integers(0, self._decoder.shape.vocab_size, count).tolist()

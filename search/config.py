@@ -39,6 +39,7 @@ class SearchConfig:
         max_ms_per_token: optional limit on the measured time.
         max_kv_bytes: optional limit on the F16 cache at ``context`` tokens.
         machine: what the times were taken on; a run folder belongs to one machine.
+        profile: where times are predicted rather than measured: which profile, runtime and threads; else empty.
 
     Raises:
         UsageError: a value is out of range.
@@ -58,6 +59,7 @@ class SearchConfig:
     max_ms_per_token: float | None = None
     max_kv_bytes: int | None = None
     machine: str = ""
+    profile: str = ""
 
     def __post_init__(self) -> None:
         """Fill in the default budget and check every field by building what it is used for."""
@@ -95,4 +97,6 @@ class SearchConfig:
     def to_json(self) -> dict[str, Any]:
         """All fields by name, with the version that gives them their meaning."""
         fields = asdict(self) | {"vocabs": list(self.vocabs), "quants": list(self.quants)}
+        if not self.profile:  # folders of measured searches are as they were before profiles
+            del fields["profile"]
         return {"schema": "deepthin/search-config/1", "version": VERSION, **fields}

@@ -15,6 +15,7 @@ from deepthin.search.quality import TIE_BAND, VOCAB_DOUBT, VOCAB_SUPPORT, Qualit
 
 SCHEMA = "deepthin/front/1"
 VOCAB_TERM = "dL_vocab"
+PREDICTION_FLAGS = ("predicted", "extrapolated")  # of a time that was predicted; nothing disturbed it
 
 
 def feasible(config: SearchConfig, scored: Sequence[Scored]) -> list[Scored]:
@@ -73,6 +74,7 @@ def front_document(
         "budget": config.budget.to_json(),
         "limits": config.limits.to_json(),
         "measured_on": {"machine": config.machine, "threads": scored[0].cost.threads, "context": scored[0].cost.context},
+        "time_basis": scored[0].cost.basis,
         "trials": len(scored) + len(failures),
         "measurements": len({one.candidate.key for one in scored}),
         "front": [
@@ -169,7 +171,9 @@ def _row(member: Mapping[str, Any], label: str) -> list[str]:
     notes = [
         *(["tied"] if member.get("tied_with_best") else []),
         *(["extrapolated"] if member["extrapolated"] else []),
-        *(["noisy"] if member["measurement_flags"] else []),
+        *(["noisy"] if {*member["measurement_flags"]} - {*PREDICTION_FLAGS} else []),
+        *(["predicted"] if "basis" in member["ms_per_token"] else []),
+        *(["time extrapolated"] if "extrapolated" in member["measurement_flags"] else []),
     ]
     return [
         label,
@@ -183,10 +187,15 @@ def _row(member: Mapping[str, Any], label: str) -> list[str]:
         f"{member['bytes'] / 1e6:.1f}",
         f"{member['predicted_loss']['value']:.3f}",
         "" if "picks" not in member else f"{gap['low']:+.3f}..{gap['high']:+.3f}",
-        f"{member['ms_per_token']['median']:.3f}",
-        f"{member['ms_per_kchar']['median']:.1f}",
+        f"{_middle(member['ms_per_token']):.3f}",
+        f"{_middle(member['ms_per_kchar']):.1f}",
         ", ".join(notes),
     ]
+
+
+def _middle(time: Mapping[str, Any]) -> float:
+    """The median of a measured time, the value of a predicted one."""
+    return float(time["median"] if "median" in time else time["value"])
 
 
 def _pick(name: str, one: Scored, best: Scored, doubt: float, compared_with: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -209,7 +218,8 @@ def _loss_without_vocab(one: Scored) -> float:
 
 def _notes(config: SearchConfig, front: Sequence[Scored], moved: bool, failures: Sequence[object]) -> list[str]:
     judged = judged_terms(one.quality for one in front)
-    notes = [f"Predicted losses within {TIE_BAND} nats are tied; inside a tie the measured time decides."]
+    verb = "predicted" if config.profile else "measured"
+    notes = [f"Predicted losses within {TIE_BAND} nats are tied; inside a tie the {verb} time decides."]
     if judged:
         notes.append(f"Resting on judgement, not on a law: {', '.join(judged)}.")
     outside = sum(bool(one.quality.extrapolated) for one in front)
@@ -217,7 +227,12 @@ def _notes(config: SearchConfig, front: Sequence[Scored], moved: bool, failures:
         notes.append(f"{outside} of {len(front)} shapes lie outside the fitted data: extrapolated, reasons in front.json.")
     if moved:
         notes.append(f"The vocabulary term decides a pick: intervals are {VOCAB_DOUBT} nats wider each way ({VOCAB_SUPPORT}).")
-    flags = sorted({flag for one in front for flag in one.cost.flags})
+    flags = sorted({flag for one in front for flag in one.cost.flags} - {*PREDICTION_FLAGS})
+    if config.profile:
+        beyond = sum("extrapolated" in one.cost.flags for one in front)
+        notes.append(
+            f"Times are predicted, not measured, from {config.profile}; {beyond} of {len(front)} lie beyond its probes."
+        )
     if flags:
         notes.append(f"Times marked noisy were disturbed ({', '.join(flags)}); a quiet machine gives better ones.")
     never = [f"{vocab:,}" for vocab in config.space.vocabs_without_room()]

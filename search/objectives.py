@@ -8,7 +8,7 @@ from typing import Any
 
 from deepthin.engine.accounting import kv_bytes_per_token
 from deepthin.engine.errors import UsageError
-from deepthin.profiles.schema import Measured, TokenCost
+from deepthin.profiles.schema import Measured, Predicted, TokenCost
 from deepthin.search.laws import tokens_per_char
 from deepthin.search.quality import Quality
 from deepthin.search.space import Candidate
@@ -35,12 +35,12 @@ class Scored:
         return self.quality.loss
 
     @property
-    def ms_per_token(self) -> Measured:
-        """Measured milliseconds per decoded token."""
+    def ms_per_token(self) -> Measured | Predicted:
+        """Milliseconds per decoded token, measured or predicted."""
         return _scaled(self.cost.seconds_per_token, _MS)
 
     @property
-    def ms_per_kchar(self) -> Measured:
+    def ms_per_kchar(self) -> Measured | Predicted:
         """Milliseconds per 1,000 characters; its median is the second objective.
 
         A larger vocabulary takes fewer tokens for the same text, so times per token do not compare between vocabularies.
@@ -113,7 +113,9 @@ def pareto_front(scored: Sequence[Scored], loss: Callable[[Scored], float] = pre
     return front
 
 
-def _scaled(measured: Measured, factor: float) -> Measured:
+def _scaled(measured: Measured | Predicted, factor: float) -> Measured | Predicted:
+    if isinstance(measured, Predicted):
+        return measured.scaled(factor, "ms")
     return Measured(
         median=measured.median * factor,
         ci_low=measured.ci_low * factor,

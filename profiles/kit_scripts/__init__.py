@@ -1,0 +1,1 @@
+"""Scripts that go into a probe kit as they are; text files, since they run without this package."""

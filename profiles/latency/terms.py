@@ -1,0 +1,121 @@
+"""The terms of a decoded token and of a prompt, as :mod:`regression` wants them: weights, layers, attention, head, overhead.
+
+Reading is bytes over (bandwidth of the working set x utilisation), so utilisation is what is fitted and interpolated, not time.
+Its logarithm is piecewise linear in the logarithm of the working set, with knots around the caches; within one working set
+it is shared by all formats, which differ in bytes and in the cost of a product. Reading and computing overlap.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from deepthin.engine.formats import FORMATS
+from deepthin.profiles.latency.curve import BandwidthCurve, hats
+from deepthin.profiles.latency.regression import Factor, Prior, Term
+from deepthin.profiles.latency.runtimes import PRODUCT_NS, PROMPT_PRODUCT_NS, SPREAD, Runtime
+from deepthin.profiles.latency.workload import DECODE, Workload
+
+PARTS = ("weights", "layers", "attention", "head", "overhead")
+FORMAT_SD = math.log(2.0)  # of the cost of a product between formats; a missing vector path makes it eightfold
+FORMAT_SHARE_SD = math.log(1.15)  # of the share of the bandwidth between formats
+KNOTS_MIB = (1, 4, 8, 16, 32, 128)  # of the working set; close around the sizes of last-level caches
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Where the terms hold: one runtime at one thread count on one device.
+
+    Attributes:
+        runtime: the runtime.
+        threads: its threads.
+        curve: read bandwidth by working set; at ``threads``, or at 1 for a device known by its memory alone.
+        share_sd: spread of the share of ``curve`` that weights are read at; wide where ``curve`` is itself a guess.
+        share: likely share.
+        pace: how many times slower than the prior's CPUs this one computes.
+        cache_sd: spread of the utilisation at each working set about the others; wide where ``curve`` knows no caches.
+    """
+
+    runtime: Runtime
+    threads: int
+    curve: BandwidthCurve
+    share: float = 0.8
+    share_sd: float = math.log(1.4)
+    pace: float = 1.0
+    cache_sd: float = math.log(1.25)
+
+    def rate(self, num_bytes: float) -> float:
+        """Bytes per second from a working set."""
+        known = self.threads if self.threads in self.curve.threads else max(self.curve.threads)
+        return self.curve.rate(known, num_bytes)
+
+
+def priors(conditions: Conditions, test: str) -> dict[str, Prior]:
+    """Every unknown of the terms of ``test`` with what is believed of it before probing."""
+    runtime, threads = conditions.runtime, conditions.threads
+    speed = conditions.pace / threads**0.8  # computing scales nearly with threads
+    product = PRODUCT_NS if test == DECODE else PROMPT_PRODUCT_NS
+    found = {
+        "share": Prior(math.log(conditions.share), conditions.share_sd),
+        "product": Prior(math.log(product * 1e-9 * speed), SPREAD),
+        "head": Prior(0.0, math.log(1.2)),
+        "layer": Prior(math.log(runtime.layer_s * conditions.pace), SPREAD),
+        "element": Prior(math.log(0.4e-9 * speed), SPREAD),
+        "logit": Prior(math.log(0.5e-9 * speed), SPREAD),
+        "attend": Prior(math.log(0.15e-9 * speed), SPREAD),
+        "softmax": Prior(math.log(0.5e-9 * speed), SPREAD),
+        "cache_share": Prior(math.log(0.6), math.log(1.6)),
+        "overhead": Prior(math.log(runtime.overhead_s * conditions.pace), SPREAD),
+    }
+    found |= {f"product_{name}": Prior(0.0, FORMAT_SD) for name in FORMATS}
+    found |= {f"share_{name}": Prior(0.0, FORMAT_SHARE_SD) for name in FORMATS}
+    found |= {f"share_at_{knot}": Prior(0.0, conditions.cache_sd) for knot in KNOTS_MIB}
+    return found
+
+
+def terms(work: Workload, conditions: Conditions) -> tuple[Term, ...]:
+    """The terms of ``work``."""
+    runtime = conditions.runtime
+    cached = work.cached_elements * runtime.cache_bytes
+    held = work.body_bytes + work.head_bytes + cached * (work.context + work.tokens)
+    rate = conditions.rate(held)
+    share = _share(held)
+    head_share = {**share, f"share_{work.head_quant}": -1.0, "head": 1.0}
+    share[f"share_{work.quant}"] = -1.0
+    passes = 1 if runtime.batch == 0 else math.ceil(work.tokens / runtime.batch)
+    head_tokens = work.tokens if runtime.all_logits else 1
+    weights = (
+        Factor(math.log(passes * work.body_read / rate), share),
+        Factor(math.log(work.tokens * work.body_products), {"product": 1, f"product_{work.quant}": 1}),
+    )
+    head = (
+        Factor(math.log(work.head_bytes / rate), head_share),
+        Factor(math.log(head_tokens * work.head_products), {"product": 1, f"product_{work.head_quant}": 1, "head": 1}),
+    )
+    return (
+        Term("weights", weights),
+        Term("layers", (Factor(math.log(passes * work.layers), {"layer": 1}),)),
+        Term("layers", (Factor(math.log(work.tokens * work.vector_elements), {"element": 1}),)),
+        Term("attention", _attention(work, cached, rate, passes)),
+        Term("attention", (Factor(math.log(work.scores), {"softmax": 1}),)),
+        Term("head", head),
+        Term("head", (Factor(math.log(head_tokens * work.shape.vocab_size), {"logit": 1}),)),
+        Term("overhead", (Factor(0.0, {"overhead": 1}),)),
+    )
+
+
+def _attention(work: Workload, cached: int, rate: float, passes: int) -> tuple[Factor, ...]:
+    """Cached keys and values are read once per pass, and each is multiplied once per token."""
+    read = cached * (work.context + (work.tokens + 1) / 2) * passes
+    return (
+        Factor(math.log(read / rate), {"cache_share": -1}),
+        Factor(math.log(work.attention_products * work.attended), {"attend": 1}),
+    )
+
+
+def _share(num_bytes: float) -> dict[str, float]:
+    """Exponents of 1 / utilisation at a working set."""
+    at: Sequence[float] = [math.log(knot << 20) for knot in KNOTS_MIB]
+    weights = hats(math.log(num_bytes), at)
+    return {"share": -1.0} | {f"share_at_{k}": -w for k, w in zip(KNOTS_MIB, weights, strict=True) if w}

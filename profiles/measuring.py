@@ -1,0 +1,292 @@
+"""Measures a profile of this machine within a time budget: noise floor, bandwidth, probes of each runtime, sustained speed.
+
+Order: the noise floor first (the same model timed as two subjects, A/A), then bandwidth by working set and threads, then each
+runtime's models in order of importance until its share of the time is used, then some of the engine's models once more (what
+repeats tells how far this machine drifts within minutes), and last the sustained speed and the scan for alignment cliffs.
+Everything goes through the measuring protocol; what was taken while others used the machine is flagged, and a profile with
+many such probes is flagged as a whole.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from deepthin.engine.accounting import bytes_read_per_token
+from deepthin.engine.errors import DeepthinError, PeerMissingError, UsageError
+from deepthin.engine.shape import Shape
+from deepthin.profiles.contention import CONTENTION_FLAGS
+from deepthin.profiles.findings import cliffs, slow_kernels
+from deepthin.profiles.latency.curve import BandwidthCurve, BandwidthPoint
+from deepthin.profiles.latency.model import LatencyModel, fit_model
+from deepthin.profiles.latency.probe import Probe
+from deepthin.profiles.latency.runtimes import ENGINE, RUNTIMES
+from deepthin.profiles.latency.terms import Conditions
+from deepthin.profiles.latency.workload import TESTS
+from deepthin.profiles.machine import fingerprint, machine_name
+from deepthin.profiles.probe_shapes import ProbeModel
+from deepthin.profiles.probing import OpenTimed, time_model
+from deepthin.profiles.profile import MEASURED, Profile
+from deepthin.profiles.protocol import Instruments, Rule, measure
+from deepthin.profiles.statistics import median
+from deepthin.profiles.sustained import sustained
+
+DEFAULT_BUDGET_S = 170.0
+MIN_BUDGET_S = 10.0
+DISTURBED_SHARE = 0.1  # of probes taken while others used the machine, from which the whole profile is flagged
+BANDWIDTH_MIB = (0.125, 0.25, 0.5, 1, 2, 4, 8, 12, 16, 24, 32, 64, 128, 256)
+REFERENCE = Shape.parse("L=12,d=512,heads=8,kv=4,ff=1536,vocab=8192,tied")  # for noise, sustained speed and repeats
+CLIFF_WIDTHS = (448, 480, 512, 544, 576, 608, 640, 672, 704, 736, 768)
+CLIFF_QUANTS = ("q4_0", "q8_0")
+_SHARES = {"noise": 0.03, "bandwidth": 0.08, "engine": 0.36, "peers": 0.36, "repeats": 0.04, "sustained": 0.08, "cliffs": 0.05}
+_REPEATS = 6
+_SESSION_S = 0.45  # of one model at one thread count
+_ROUNDS = 5
+_AA_ROUNDS = 15
+
+
+class ReadBandwidth(Protocol):
+    """``engine.bandwidth.read_bandwidth``: bytes per second, one value per repetition."""
+
+    def __call__(self, threads: int, num_bytes: int, repetitions: int) -> Sequence[float]:
+        """Measure."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What measuring needs from outside; tests hand in machines made of arithmetic.
+
+    Attributes:
+        machine: this machine's record.
+        engine_digest: of the engine being timed.
+        threads: thread counts, ascending.
+        open_runtimes: runtime -> how to open it; the engine first.
+        plans: runtime -> models in order of importance.
+        read_bandwidth: measures the memory.
+        versions: asked once a runtime was timed.
+        instruments: of the protocol, given the processes that are ours.
+        clock: monotonic seconds.
+    """
+
+    machine: Mapping[str, Any]
+    engine_digest: str
+    threads: tuple[int, ...]
+    open_runtimes: Mapping[str, OpenTimed]
+    plans: Mapping[str, Sequence[ProbeModel]]
+    read_bandwidth: ReadBandwidth
+    versions: Callable[[str], str]
+    instruments: Callable[[Sequence[int]], Instruments] = Instruments.with_peers
+    clock: Callable[[], float] = time.perf_counter
+
+
+@dataclass
+class _Taken:
+    """What has been collected."""
+
+    probes: list[Probe] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    findings: list[dict[str, Any]] = field(default_factory=list)
+
+
+def measure_profile(
+    bench: Bench, *, budget_s: float = DEFAULT_BUDGET_S, progress: Callable[[str, int | None, int | None], None] | None = None
+) -> Profile:
+    """Measure everything and fit the models.
+
+    Args:
+        bench: the machine.
+        budget_s: seconds for all of it; the first compilation of kernels comes on top.
+        progress: told what happens next, with models done and in all.
+
+    Raises:
+        UsageError: no thread count, or too little time.
+        DeepthinError: not one runtime could be timed.
+    """
+    if not bench.threads or min(bench.threads) < 1 or budget_s < MIN_BUDGET_S:
+        raise UsageError(
+            f"measuring a profile: threads {list(bench.threads)}, {budget_s:g} s; thread counts from 1 and at least "
+            f"{MIN_BUDGET_S:g} s are needed"
+        )
+    say = progress or (lambda _message, _done, _total: None)
+    start, taken = bench.clock(), _Taken()
+    say("noise floor: one model against itself", None, None)
+    noise = _noise_floor(bench, _SHARES["noise"] * budget_s)
+    say("read bandwidth by working set", None, None)
+    curve = _bandwidth(bench, taken, _SHARES["bandwidth"] * budget_s)
+    peers = [name for name in bench.open_runtimes if name != ENGINE]
+    for runtime in bench.open_runtimes:
+        share = _SHARES["engine"] if runtime == ENGINE else _SHARES["peers"] / len(peers)
+        _time_runtime(bench, runtime, taken, share * budget_s, say)
+    if not taken.probes:
+        raise DeepthinError(f"profile: no runtime could be timed; {'; '.join(taken.notes) or 'none was asked for'}")
+    noise |= _repeats(bench, taken, _SHARES["repeats"] * budget_s, say)
+    lasting = None
+    if ENGINE in bench.open_runtimes:
+        say("sustained speed", None, None)
+        lasting = _sustained(bench, max(_SHARES["sustained"] * budget_s, 3.0))
+        say("widths side by side", None, None)
+        _scan_cliffs(bench, taken, _SHARES["cliffs"] * budget_s)
+    models = fit_models(taken.probes, curve)
+    flags = profile_flags(taken.probes, noise)
+    runtimes = tuple(dict.fromkeys(probe.runtime for probe in taken.probes))
+    return Profile(
+        name=machine_name(bench.machine),
+        title=str(bench.machine.get("cpu_model", bench.machine.get("arch", "this machine"))),
+        basis=MEASURED,
+        created_utc=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        machine=bench.machine,
+        curve=curve,
+        models=models,
+        fingerprint=fingerprint(bench.machine),
+        engine_digest=bench.engine_digest,
+        versions={name: bench.versions(name) for name in runtimes},
+        probes=tuple(taken.probes),
+        bandwidth_samples=tuple(taken.samples),
+        noise=noise,
+        sustained=lasting,
+        findings=(*taken.findings, *slow_kernels(models)),
+        flags=flags,
+        notes=tuple(taken.notes),
+        wall_s=bench.clock() - start,
+    )
+
+
+def fit_models(probes: Sequence[Probe], curve: BandwidthCurve) -> tuple[LatencyModel, ...]:
+    """One model per runtime, thread count and test that has probes."""
+    found = []
+    for runtime, threads in dict.fromkeys((probe.runtime, probe.threads) for probe in probes):
+        mine = [probe for probe in probes if (probe.runtime, probe.threads) == (runtime, threads)]
+        conditions = Conditions(RUNTIMES[runtime], threads, curve)
+        found += [fit_model(mine, conditions, test) for test in TESTS if any(probe.work.test == test for probe in mine)]
+    return tuple(found)
+
+
+def profile_flags(probes: Sequence[Probe], noise: Mapping[str, Any]) -> tuple[str, ...]:
+    """What speaks against a whole profile: contention in many probes, and an A/A test that finds a difference."""
+    flags: list[str] = []
+    for flag in sorted(CONTENTION_FLAGS):
+        disturbed = sum(flag in probe.flags for probe in probes)
+        flags += [flag] if disturbed > DISTURBED_SHARE * len(probes) else []
+    low, high = (noise["aa"][key] for key in ("ci_low", "ci_high")) if noise.get("aa") else (1.0, 1.0)
+    if not low <= 1.0 <= high:
+        flags.append("unequal-to-itself")
+    return tuple(flags)
+
+
+def _noise_floor(bench: Bench, seconds: float) -> dict[str, Any]:
+    """One model opened twice and timed as two subjects; their ratio should be 1, and its interval is the floor."""
+    runtime = next(iter(bench.open_runtimes))
+    threads = max(bench.threads)
+    with ExitStack() as stack:
+        opened = []
+        for _ in range(2):
+            try:
+                timed = bench.open_runtimes[runtime](ProbeModel(REFERENCE, "q8_0"), threads)
+            except PeerMissingError:
+                return {}
+            stack.callback(timed.close)
+            opened.append(timed)
+        subjects = {name: timed.decode(0)[0] for name, timed in zip("ab", opened, strict=True)}
+        pids = [pid for timed in opened for pid in timed.pids]
+        session = measure(subjects, Rule(rounds=_AA_ROUNDS, budget_s=seconds), instruments=bench.instruments(pids))
+    if session.failures:
+        return {}
+    return {"aa": session.speed_ratio("a", "b", "seconds").to_json(), "aa_flags": list(session.flags)}
+
+
+def _bandwidth(bench: Bench, taken: _Taken, seconds: float) -> BandwidthCurve:
+    """Every size at every thread count, twice over, so that a disturbance does not bend the curve."""
+    end = bench.clock() + seconds
+    rates: dict[tuple[int, int], list[float]] = {}
+    for turn in range(3):
+        for threads in bench.threads:
+            for mib in BANDWIDTH_MIB:
+                if turn and bench.clock() > end:
+                    continue
+                size = int(mib * (1 << 20))
+                repetitions = 9 if mib <= 4 else 3
+                rates.setdefault((threads, size), []).extend(float(r) for r in bench.read_bandwidth(threads, size, repetitions))
+    taken.samples += [
+        {"threads": threads, "num_bytes": size, "bytes_per_s": values} for (threads, size), values in rates.items()
+    ]
+    return BandwidthCurve(tuple(BandwidthPoint(t, size, median(values)) for (t, size), values in rates.items()))
+
+
+def _time_runtime(
+    bench: Bench, runtime: str, taken: _Taken, seconds: float, say: Callable[[str, int | None, int | None], None]
+) -> None:
+    plan = bench.plans[runtime]
+    end = bench.clock() + seconds
+    for done, model in enumerate(plan):
+        if done and bench.clock() > end:
+            taken.notes.append(f"{runtime}: {len(plan) - done} of {len(plan)} models were left out for lack of time")
+            return
+        say(f"{runtime}: {model.shape.text} {model.quant}", done + 1, len(plan))
+        try:
+            for threads in bench.threads:
+                taken.probes += _session(bench, runtime, model, threads)
+        except PeerMissingError as error:
+            taken.notes.append(f"{runtime}: skipped, {error}")
+            return
+        except DeepthinError as error:
+            taken.notes.append(f"{runtime}: {model.shape.text} {model.quant}: {error}")
+
+
+def _session(bench: Bench, runtime: str, model: ProbeModel, threads: int) -> list[Probe]:
+    rule = Rule(rounds=_ROUNDS, budget_s=_SESSION_S, patience=2.0, settle_s=0.0 if runtime == ENGINE else 0.01)
+    return time_model(runtime, bench.open_runtimes[runtime], model, threads, rule, make_instruments=bench.instruments)
+
+
+def _repeats(bench: Bench, taken: _Taken, seconds: float, say: Callable[[str, int | None, int | None], None]) -> dict[str, Any]:
+    """Some models of the first runtime once more: the relative changes are how far the same thing drifts within minutes."""
+    runtime = taken.probes[0].runtime
+    say(f"{runtime}: some models once more", None, None)
+    threads = max(bench.threads)
+    before = {(p.work, p.threads): p.seconds.median for p in taken.probes if p.runtime == runtime}
+    changes: list[float] = []
+    end = bench.clock() + seconds
+    for model in bench.plans[runtime][:_REPEATS]:
+        if changes and bench.clock() > end:
+            break
+        try:
+            again = _session(bench, runtime, ProbeModel(model.shape, model.quant, model.contexts), threads)
+        except DeepthinError:
+            continue
+        changes += [math.fabs(p.seconds.median / before[p.work, p.threads] - 1) for p in again if (p.work, p.threads) in before]
+    return {"repeat": {"median": median(changes), "max": max(changes), "n": len(changes)}} if changes else {}
+
+
+def _sustained(bench: Bench, seconds: float) -> dict[str, Any]:
+    timed = bench.open_runtimes[ENGINE](ProbeModel(REFERENCE, "q8_0"), max(bench.threads))
+    try:
+        return sustained(timed.decode(0)[0], seconds, clock=bench.clock)
+    finally:
+        timed.close()
+
+
+def _scan_cliffs(bench: Bench, taken: _Taken, seconds: float) -> None:
+    """Blocks of neighbouring widths, bytes read per second of each."""
+    end = bench.clock() + seconds
+    for quant in CLIFF_QUANTS:
+        rates = {}
+        for width in CLIFF_WIDTHS:
+            if bench.clock() > end:
+                taken.notes.append(f"widths from {width} on in {quant} were not compared for lack of time")
+                return
+            shape = Shape(
+                num_layers=4, hidden_size=width, num_heads=width // 32, intermediate_size=3 * width, vocab_size=32, head_dim=32
+            )
+            timed = bench.open_runtimes[ENGINE](ProbeModel(shape, quant), 1)
+            try:
+                subject = timed.decode(0)[0]
+                seconds = min(subject()["seconds"] for _ in range(3))
+            finally:
+                timed.close()
+            rates[width] = bytes_read_per_token(shape, quant) / seconds
+        taken.findings += cliffs(rates, ENGINE, quant)

@@ -1,0 +1,74 @@
+"""Which models a profile times: enough of each kind to tell the terms of the latency model apart, in order of importance.
+
+Weights and layers are told apart by equal bytes at different depths, caches and memory by size, the head by vocabulary,
+attention by context, formats by one cache-resident and one memory-sized model each. When time runs out the rest is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from deepthin.engine.accounting import count_bytes, count_params
+from deepthin.engine.shape import Shape
+from deepthin.profiles.latency.runtimes import ENGINE, LLAMA_CPP, ONNXRUNTIME
+from deepthin.profiles.probe_shapes import ProbeModel, random_shape
+
+_SEED = 20_26
+_ENGINE_FORMATS = ("q4_0", "q8_0", "f16", "q4_1", "q5_0", "f32", "q5_1", "bf16")
+_ENGINE_ROUNDS = 5  # models of each format
+_PARAMS = ((2e6, 8e6), (60e6, 160e6), (8e6, 25e6), (25e6, 60e6), (160e6, 320e6))
+_LAYERS = ((24, 80), (2, 12), (2, 8), (12, 40), (16, 64))
+_CONTEXTS = (2048, 512, 4096, 256, 1024)
+_PROMPT_PRODUCTS = 1.5e9  # of a prompt, so that it takes some 50 ms in one thread
+_PROMPT = (32, 256)  # tokens at least and at most
+_PROMPT_TURNS = (0, 2, 3)  # the others are so large that a prompt would take seconds
+_MAX_MODEL_BYTES = 700_000_000
+
+# shape, format, contexts, prompts; weights 1 to 90 MB
+_PEER = (
+    ("L=24,d=384,heads=6,kv=2,ff=1024,vocab=16384,tied", "q4_0", (0, 512), (128,)),
+    ("L=4,d=256,heads=4,kv=2,ff=768,vocab=4096,tied", "q4_0", (0, 1024), (64, 256)),
+    ("L=48,d=128,heads=4,kv=2,ff=384,vocab=2048,tied", "q8_0", (0, 1024), (64, 256)),
+    ("L=6,d=1024,heads=16,kv=4,ff=2816,vocab=32000,tied", "q4_0", (0,), (96,)),
+    ("L=12,d=640,heads=10,kv=5,ff=1792,vocab=8192,tied", "q8_0", (0, 256), (96,)),
+    ("L=8,d=256,heads=8,kv=8,ff=1024,vocab=8192,tied", "{extra}", (0, 512), (128,)),
+    ("L=10,d=512,heads=8,kv=4,ff=1536,vocab=16384,tied", "{extra}", (0,), (64,)),
+    ("L=32,d=320,heads=5,kv=5,ff=864,vocab=4096,tied", "q4_1", (0, 256), (64,)),
+    ("L=2,d=768,heads=12,kv=4,ff=2048,vocab=65536,tied", "q4_0", (0,), (64,)),
+    ("L=20,d=768,heads=12,kv=4,ff=2048,vocab=32000,tied", "{last}", (0,), (64,)),
+)
+_EXTRA = {LLAMA_CPP: ("f16", "q8_0"), ONNXRUNTIME: ("f32", "q4_1")}
+_KIT = {LLAMA_CPP: (0, 1, 2, 3, 4, 5, 8), ONNXRUNTIME: (1, 2, 3)}  # rows of _PEER; ten files in all
+
+
+def engine_plan() -> list[ProbeModel]:
+    """Models for our own engine, every format in each round of sizes."""
+    generator = np.random.Generator(np.random.PCG64(_SEED))
+    found = []
+    for turn in range(_ENGINE_ROUNDS):
+        for index, quant in enumerate(_ENGINE_FORMATS):
+            pick = (turn + index) % _ENGINE_ROUNDS
+            shape = random_shape(generator, _PARAMS[turn], _LAYERS[pick])
+            while count_bytes(shape, quant).total > _MAX_MODEL_BYTES:
+                shape = random_shape(generator, _PARAMS[turn], _LAYERS[pick])
+            context = _CONTEXTS[(turn + 2 * index) % len(_CONTEXTS)]
+            tokens = round(min(max(_PROMPT_PRODUCTS / count_params(shape).block_matrices, _PROMPT[0]), _PROMPT[1]))
+            found.append(ProbeModel(shape, quant, (0, context), (tokens,) if turn in _PROMPT_TURNS else ()))
+    return found
+
+
+def peer_plan(runtime: str) -> list[ProbeModel]:
+    """At most ten models for a peer, which needs each as a file."""
+    extra, last = _EXTRA[runtime]
+    names = {"extra": extra, "last": last}
+    return [ProbeModel(Shape.parse(text), quant.format(**names), contexts, prompts) for text, quant, contexts, prompts in _PEER]
+
+
+KIT_PLAN = {runtime: [peer_plan(runtime)[row] for row in rows] for runtime, rows in _KIT.items()}
+
+
+def plan_of(runtime: str) -> Sequence[ProbeModel]:
+    """What is timed on ``runtime``."""
+    return engine_plan() if runtime == ENGINE else peer_plan(runtime)

@@ -1,0 +1,222 @@
+"""Times probe models on one runtime, by the measuring protocol; what ``deepthin profile measure`` and the benchmarks run.
+
+A runtime is opened with one model at a time. Our engine needs no weights (``engine/synthetic.py``); peers read a file with
+random ones, which is written into a temporary folder and removed.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Protocol, Self
+
+import numpy as np
+
+from deepthin.engine.errors import DeepthinError
+from deepthin.engine.model import Model, random_model
+from deepthin.profiles.contestants import Peer, peer_kind
+from deepthin.profiles.latency.probe import Probe
+from deepthin.profiles.latency.workload import DECODE, PREFILL, Workload
+from deepthin.profiles.probe_shapes import ProbeModel
+from deepthin.profiles.protocol import Instruments, Rule, Subject, measure
+from deepthin.profiles.statistics import median
+
+WriteModel = Callable[[Model, Path], object]
+ROUND_S = 0.03  # of one round of decoding: long against the clock and a wake-up
+_MAX_STEPS = 64
+_MIN_STEPS = 4
+
+
+class Timed(Protocol):
+    """A runtime with one model loaded."""
+
+    def decode(self, context: int) -> tuple[Subject, int]:
+        """A subject that reads ``seconds`` per token at about ``context`` cached tokens, and the mean number of them."""
+
+    def prompt(self, tokens: int) -> Subject:
+        """A subject that reads the ``seconds`` of a prompt into an empty cache."""
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """Processes of its own, whose CPU time is no disturbance."""
+
+    def close(self) -> None:
+        """End threads or processes."""
+
+
+class OpenTimed(Protocol):
+    """Opens a runtime with a probe model at a thread count."""
+
+    def __call__(self, model: ProbeModel, threads: int) -> Timed:
+        """Load the model."""
+
+
+class EngineTimed:
+    """Our engine over made-up weights, with exactly the model's own blocks."""
+
+    pids: Sequence[int] = ()
+
+    def __init__(self, model: ProbeModel, threads: int) -> None:
+        from deepthin.engine.synthetic import SyntheticDecoder  # loads the kernels
+
+        shape = model.shape
+        self._decoder = SyntheticDecoder(
+            shape, model.quant, threads=threads, context=model.room + 1, num_blocks=shape.num_executed_layers, kv_format="f16"
+        )
+
+    def decode(self, context: int) -> tuple[Subject, int]:
+        """See :class:`Timed`."""
+        decoder = self._decoder
+        step_s = min(float(decoder.run(2, position=context).total_s.min()) for _ in range(2))
+        steps = _steps(step_s)
+
+        def run() -> Mapping[str, float]:
+            return {"seconds": median(list(decoder.run(steps, position=context).total_s))}
+
+        return run, context
+
+    def prompt(self, tokens: int) -> Subject:
+        """See :class:`Timed`."""
+        return lambda: {"seconds": self._decoder.prompt(tokens)}
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._decoder.close()
+
+
+class PeerTimed:
+    """A peer in a child process, reading a model file.
+
+    Args:
+        peer: started and loaded.
+        vocab_size: of the model, to draw tokens from.
+        seed: of the tokens.
+    """
+
+    def __init__(self, peer: Peer, vocab_size: int, seed: int = 0) -> None:
+        self._peer = peer
+        self._vocab = vocab_size
+        self._random = np.random.Generator(np.random.PCG64(seed))
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """See :class:`Timed`."""
+        return () if self._peer.pid is None else (self._peer.pid,)
+
+    def decode(self, context: int) -> tuple[Subject, int]:
+        """See :class:`Timed`."""
+        first = self._peer.decode(self._draw(_MIN_STEPS), ()) / _MIN_STEPS
+        steps, before = _steps(first), self._draw(context)
+
+        def run() -> Mapping[str, float]:
+            return {"seconds": self._peer.decode(self._draw(steps), before) / steps}
+
+        return run, context + steps // 2
+
+    def prompt(self, tokens: int) -> Subject:
+        """See :class:`Timed`."""
+        return lambda: {"seconds": self._peer.prompt(self._draw(tokens), ())}
+
+    def row_seconds(self, gen: int, prompt: int, depth: int) -> float:
+        """Seconds of one repetition of a llama-bench row: ``gen`` tokens decoded or ``prompt`` taken in, after ``depth``."""
+        if gen:
+            return self._peer.decode(self._draw(gen), self._draw(depth))
+        return self._peer.prompt(self._draw(prompt), self._draw(depth))
+
+    def close(self) -> None:
+        """End the child."""
+        self._peer.close()
+
+    def _draw(self, count: int) -> list[int]:
+        ids: list[int] = self._random.integers(0, self._vocab, count).tolist()
+        return ids
+
+
+class PeerFiles:
+    """Opens a peer with probe models, each written once however many thread counts it is timed at; a context manager.
+
+    Args:
+        runtime: the peer's name.
+        write: writes a model as the file it reads.
+        seed: of the random weights.
+    """
+
+    def __init__(self, runtime: str, write: WriteModel, *, seed: int = 0) -> None:
+        self.runtime, self.version = runtime, ""
+        self._write, self._seed = write, seed
+        self._folder = tempfile.TemporaryDirectory(prefix="deepthin-probes-")
+        self._held: tuple[str, Path] | None = None
+
+    def __call__(self, model: ProbeModel, threads: int) -> PeerTimed:
+        """Write the model unless it is the one written last, and load it.
+
+        Raises:
+            PeerMissingError: the runtime is not installed.
+            PeerError: it refuses the model.
+            UnsupportedError: the model cannot be written for it.
+        """
+        peer = Peer(self.runtime, self._file(model), threads, model.room + _MAX_STEPS, deadline_s=120.0)
+        self.version = peer.version
+        return PeerTimed(peer, model.shape.vocab_size)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._folder.cleanup()
+
+    def _file(self, model: ProbeModel) -> Path:
+        key = f"{model.shape.text} {model.quant}"
+        if self._held is not None and self._held[0] == key:
+            return self._held[1]
+        folder = Path(self._folder.name)
+        for old in folder.iterdir():
+            old.unlink()
+        path = folder / f"probe{peer_kind(self.runtime).suffix}"
+        self._write(random_model(model.shape, seed=self._seed, quant=model.quant), path)
+        self._held = (key, path)
+        return path
+
+
+def time_model(
+    runtime: str,
+    open_timed: OpenTimed,
+    model: ProbeModel,
+    threads: int,
+    rule: Rule,
+    *,
+    make_instruments: Callable[[Sequence[int]], Instruments] = Instruments.with_peers,
+) -> list[Probe]:
+    """Probes of everything ``model`` asks for, timed in interleaved rounds of one session.
+
+    Raises:
+        DeepthinError: the runtime cannot run the model, or died of it.
+    """
+    with closing(open_timed(model, threads)) as timed:
+        subjects: dict[str, Subject] = {}
+        works: dict[str, Workload] = {}
+        for context in model.contexts:
+            subject, mean_context = timed.decode(context)
+            name = f"tg@{context}"
+            subjects[name], works[name] = subject, Workload(model.shape, model.quant, DECODE, 1, mean_context)
+        for tokens in model.prompts:
+            name = f"pp{tokens}"
+            subjects[name], works[name] = timed.prompt(tokens), Workload(model.shape, model.quant, PREFILL, tokens, 0)
+        session = measure(subjects, rule, instruments=make_instruments(timed.pids))
+    for why in session.failures.values():
+        raise DeepthinError(why)
+    return [
+        Probe(runtime, threads, work, session.measured(name, "seconds"), session.flags_of(name, "seconds"))
+        for name, work in works.items()
+    ]
+
+
+def open_engine(model: ProbeModel, threads: int) -> Timed:
+    """Our engine as an :class:`OpenTimed`."""
+    return EngineTimed(model, threads)
+
+
+def _steps(step_s: float) -> int:
+    return int(min(max(ROUND_S / max(step_s, 1e-7), _MIN_STEPS), _MAX_STEPS))

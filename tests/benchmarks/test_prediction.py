@@ -1,0 +1,164 @@
+"""The prediction benchmark: what is held out, what the report says, and the committed sample that no change may worsen."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deepthin.engine.accounting import count_params
+from deepthin.engine.errors import FormatError
+from deepthin.profiles.latency.curve import BandwidthCurve
+from deepthin.profiles.latency.evaluation import compare, summary
+from deepthin.profiles.latency.probe import Probe
+from deepthin.profiles.latency.runtimes import RUNTIMES
+from deepthin.profiles.measuring import fit_models, measure_profile
+from deepthin.profiles.probe_plans import plan_of
+from tests.benchmarks.test_decode import load_script
+from tests.support.fake_runtimes import FakeHost, small_plan
+from tests.support.probed import Device, conditions
+
+prediction = load_script("prediction")
+SAMPLE = Path(__file__).parents[1] / "profiles" / "latency" / "sample.json"
+WORSE = 1.1  # how much the median error of a group may grow
+SMALL_ERROR = 0.005  # below it, changes are rounding
+
+
+def test_sixty_shapes_are_held_out_and_none_is_a_probe() -> None:
+    items = prediction.held_out()
+    texts = {item["shape"].text for item in items}
+    assert len(texts) >= 60
+    assert items == prediction.held_out()
+    for peer in RUNTIMES:
+        assert not texts & {model.shape.text for model in plan_of(peer)}
+    params = [count_params(item["shape"]).total for item in items]
+    depths = [item["shape"].num_layers for item in items]
+    assert min(params) < 8e6
+    assert max(params) > 4e8
+    assert min(depths) <= 3
+    assert max(depths) > 70
+    for name, runtime in RUNTIMES.items():
+        assert {item["quants"][name] for item in items} == set(runtime.formats)
+    assert {item["context"] for item in items} == set(prediction.CONTEXTS)
+
+
+def test_peers_get_no_prompt_that_takes_minutes() -> None:
+    for item in prediction.held_out():
+        model = prediction.probe_model(item, "llama.cpp")
+        assert model.room * count_params(model.shape).total <= 1.1 * max(
+            prediction.PEER_PRODUCTS, prediction.PROMPT_PRODUCTS
+        ) or (model.room <= 8)
+
+
+def fake_lines(noise: float = 0.01) -> list[dict[str, Any]]:
+    """A stored run of the benchmark on a machine made of arithmetic."""
+    host = FakeHost(noise=noise)
+    runtimes = ("deepthin", "llama.cpp")
+    profile = measure_profile(host.bench(runtimes, {name: small_plan() for name in runtimes}), budget_s=200)
+    base = {"schema": prediction.SCHEMA, "engine": "digest", "machine": "fake"}
+    lines: list[dict[str, Any]] = [{**base, "key": "profile", "profile": profile.to_json()}]
+    for turn, count in ((1, 12), (2, 6)):
+        for index, item in enumerate(prediction.held_out()[:count]):
+            for runtime in runtimes:
+                model = prediction.probe_model(item, runtime)
+                probes = []
+                for threads in (1, 2):
+                    device = Device(conditions(runtime, threads), noise=noise, seed=turn)
+                    probes += [device.probe(prediction_work(model, "decode", 1, context)) for context in model.contexts]
+                    probes.append(device.probe(prediction_work(model, "prefill", model.prompts[0], 0)))
+                key = f"held-out {turn} {index} {runtime}"
+                lines.append({**base, "key": key, "probes": [probe.to_json() for probe in probes], "failed": ""})
+    return lines
+
+
+def prediction_work(model: Any, test: str, tokens: int, context: int) -> Any:
+    from deepthin.profiles.latency.workload import Workload
+
+    return Workload(model.shape, model.quant, test, tokens, context)
+
+
+@pytest.fixture(scope="module")
+def lines() -> list[dict[str, Any]]:
+    return fake_lines()
+
+
+def test_the_report_has_every_runtime_test_and_thread_count_with_its_floor(lines: list[dict[str, Any]]) -> None:
+    text = prediction.report(lines)
+    for runtime in ("deepthin", "llama.cpp"):
+        for test in ("token", "prompt"):
+            for threads in (1, 2):
+                (row,) = [line for line in text.splitlines() if line.startswith(f"| {runtime} | {test} | {threads} |")]
+                assert row.count("%") >= 6
+    assert "Held out: 12 shapes" in text
+    assert "| deepthin | memory |" in text
+
+
+def test_page_and_figure_are_written_from_stored_lines(
+    lines: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("DOCUMENT", "FIGURE", "SAMPLE"):
+        monkeypatch.setattr(prediction, name, tmp_path / "out" / name.lower())
+    data = tmp_path / "prediction.jsonl"
+    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert prediction.main(["--data", str(data), "--sample"]) == 0
+    assert "Spearman" in capsys.readouterr().out
+    figure = ElementTree.parse(tmp_path / "out" / "figure").getroot()
+    assert len([element for element in figure.iter() if element.tag.endswith("circle")]) > 40
+    sample = json.loads((tmp_path / "out" / "sample").read_text())
+    assert_no_worse(sample)
+
+
+def test_lines_of_another_engine_are_passed_over(lines: list[dict[str, Any]], tmp_path: Path) -> None:
+    data = tmp_path / "p.jsonl"
+    old = {**lines[0], "engine": "older"}
+    data.write_text("".join(json.dumps(line) + "\n" for line in [old, *lines]))
+    assert len(prediction.read_lines(data)) == len(lines)
+
+
+def test_without_measurements_the_script_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert prediction.main(["--data", str(tmp_path / "none"), "--report"]) == 1
+    assert "nothing was measured yet" in capsys.readouterr().err
+    with pytest.raises(FormatError, match="no profile was measured yet"):
+        prediction.profile_of([])
+
+
+def median_errors(sample: dict[str, Any]) -> dict[str, float]:
+    """Errors of models fitted now to the sample's probes, on what the sample holds out."""
+    curve = BandwidthCurve.from_json(sample["bandwidth"])
+    models = fit_models([Probe.from_json(probe) for probe in sample["probes"]], curve)
+    held = [Probe.from_json(probe) for probe in sample["held_out"]]
+    found = {}
+    for model in models:
+        compared = compare(model, held)
+        if compared:
+            where = model.conditions
+            found[f"{where.runtime.name} {model.test} {where.threads}"] = summary(compared)["median"]
+    return found
+
+
+def assert_no_worse(sample: dict[str, Any]) -> None:
+    now = median_errors(sample)
+    assert set(now) == set(sample["median_errors"])
+    worse = {
+        name: (before, now[name])
+        for name, before in sample["median_errors"].items()
+        if now[name] > WORSE * before + SMALL_ERROR
+    }
+    assert not worse, f"held-out median errors grew by more than a tenth (before, now): {worse}"
+
+
+def test_the_committed_sample_is_predicted_no_worse_than_when_it_was_taken() -> None:
+    sample = json.loads(SAMPLE.read_text(encoding="utf-8"))
+    assert sample["schema"] == "deepthin/prediction-sample/1"
+    assert sample["machine"]["cpu_model"]
+    assert_no_worse(sample)
+
+
+def test_a_worse_model_would_be_noticed() -> None:
+    sample = json.loads(SAMPLE.read_text(encoding="utf-8"))
+    spoilt = {**sample, "median_errors": {name: error / 1.5 for name, error in sample["median_errors"].items()}}
+    with pytest.raises(AssertionError, match="grew by more than a tenth"):
+        assert_no_worse(spoilt)

@@ -1,0 +1,105 @@
+"""Measuring a profile: order, budget, what is flagged, what is left out; on a machine made of arithmetic."""
+
+from typing import Any
+
+import pytest
+
+from deepthin.engine.errors import DeepthinError, UsageError
+from deepthin.profiles.latency.workload import DECODE, PREFILL, Workload
+from deepthin.profiles.machine import fingerprint
+from deepthin.profiles.measuring import measure_profile
+from deepthin.profiles.profile import Profile
+from tests.support.fake_runtimes import FakeHost, small_plan
+from tests.support.probed import SMALL, TRUTH, Device, conditions
+
+BOTH = ("deepthin", "llama.cpp")
+
+
+def profiled(host: FakeHost, runtimes: tuple[str, ...] = BOTH, budget_s: float = 120.0, **settings: Any) -> Profile:
+    bench = host.bench(runtimes, {name: small_plan() for name in runtimes}, **settings)
+    return measure_profile(bench, budget_s=budget_s)
+
+
+def test_a_quiet_machine_gives_a_clean_profile_that_predicts() -> None:
+    host = FakeHost()
+    profile = profiled(host)
+    assert profile.flags == ()
+    assert profile.runtimes == BOTH
+    assert profile.threads_of("llama.cpp") == (1, 2)
+    assert profile.versions == {"deepthin": "deepthin 1.0", "llama.cpp": "llama.cpp 1.0"}
+    assert profile.fingerprint == fingerprint(profile.machine)
+    assert host.open_count == 0
+    work = Workload(SMALL, "q8_0", context=100)
+    for runtime in BOTH:
+        for threads in (1, 2):
+            truth = Device(conditions(runtime, threads), TRUTH).seconds(work)
+            assert profile.predict(runtime, threads, work).seconds.value == pytest.approx(truth, rel=0.1)
+            assert profile.predict(runtime, threads, Workload(SMALL, "q8_0", PREFILL, 64)).seconds.value > 0
+
+
+def test_it_keeps_to_its_budget() -> None:
+    host = FakeHost()
+    profile = profiled(host, budget_s=60.0)
+    assert profile.wall_s == pytest.approx(host.now)
+    assert host.now < 66
+
+
+def test_models_that_time_does_not_allow_are_left_out_and_said_so() -> None:
+    profile = profiled(FakeHost(), budget_s=10.0)
+    assert any("models were left out for lack of time" in note for note in profile.notes)
+    assert {model.test for model in profile.models} == {DECODE, PREFILL}
+
+
+def test_a_competing_process_flags_the_profile() -> None:
+    profile = profiled(FakeHost(others=1.0))
+    assert "other-processes" in profile.flags
+    assert all("other-processes" in probe.flags for probe in profile.probes)
+
+
+def test_the_noise_floor_is_measured_and_stated() -> None:
+    quiet, noisy = profiled(FakeHost(noise=0.001)), profiled(FakeHost(noise=0.05))
+    for profile in (quiet, noisy):
+        assert profile.noise["aa"]["ci_low"] <= 1.0 <= profile.noise["aa"]["ci_high"]
+    width = [p.noise["aa"]["ci_high"] - p.noise["aa"]["ci_low"] for p in (quiet, noisy)]
+    assert width[0] < 0.005 < width[1]
+    assert quiet.noise["repeat"]["median"] < noisy.noise["repeat"]["median"]
+
+
+def test_sustained_speed_is_kept_with_the_profile() -> None:
+    profile = profiled(FakeHost())
+    assert profile.sustained is not None
+    assert not profile.sustained["throttles"]
+    assert profile.sustained["wall_s"] >= 0.08 * 120.0
+    assert profiled(FakeHost(), ("llama.cpp",)).sustained is None
+
+
+def test_a_runtime_that_is_not_installed_is_noted() -> None:
+    profile = profiled(FakeHost(missing=("llama.cpp",)))
+    assert profile.runtimes == ("deepthin",)
+    assert "llama.cpp: skipped, llama.cpp is not installed" in profile.notes
+
+
+def test_a_model_that_a_runtime_refuses_is_noted_and_the_others_count() -> None:
+    profile = profiled(FakeHost(refuses=("q4_0",)), ("llama.cpp",))
+    assert any("refused by this test: q4_0" in note for note in profile.notes)
+    assert {probe.work.quant for probe in profile.probes} == {"q8_0"}
+
+
+def test_without_any_runtime_nothing_is_pretended() -> None:
+    with pytest.raises(DeepthinError, match=r"no runtime could be timed; llama\.cpp: skipped"):
+        profiled(FakeHost(missing=("llama.cpp",)), ("llama.cpp",))
+
+
+@pytest.mark.parametrize(("threads", "budget_s"), [((), 60.0), ((0,), 60.0), ((1,), 1.0)])
+def test_impossible_requests_are_refused(threads: tuple[int, ...], budget_s: float) -> None:
+    with pytest.raises(UsageError, match="measuring a profile"):
+        profiled(FakeHost(), budget_s=budget_s, threads=threads)
+
+
+def test_progress_counts_the_models_of_each_runtime() -> None:
+    host = FakeHost()
+    bench = host.bench(("llama.cpp",), {"llama.cpp": small_plan()})
+    said: list[tuple[str, int | None, int | None]] = []
+    measure_profile(bench, budget_s=120, progress=lambda message, done, total: said.append((message, done, total)))
+    assert [done for message, done, total in said if total == 8] == list(range(1, 9))
+    assert said[0][0].startswith("noise floor")
