@@ -8,9 +8,10 @@ from typing import Any
 from deepthin._version import VERSION
 from deepthin.engine.errors import UsageError
 from deepthin.search.budget import Budget
-from deepthin.search.laws import GROUP_WISE, REFERENCE_TOKENS
 from deepthin.search.objectives import Limits
-from deepthin.search.quality import QualityModel, check_tokens
+from deepthin.search.quality.model import QualityModel, check_tokens
+from deepthin.search.quality.quantisation import GROUP_WISE
+from deepthin.search.quality.shape_laws import REFERENCE_TOKENS
 from deepthin.search.space import QUANTS, VOCABS, Space
 
 DEFAULT_PARAMS = 30_000_000  # used when no budget is given

@@ -11,10 +11,12 @@ from deepthin.engine.errors import InfeasibleError
 from deepthin.search.config import SearchConfig
 from deepthin.search.objectives import Scored, pareto_front
 from deepthin.search.picks import RECOMMENDED, RULES, choose, tied
-from deepthin.search.quality import TIE_BAND, VOCAB_DOUBT, VOCAB_SUPPORT, Quality, judged_terms
+from deepthin.search.quality.accuracy import points_lost
+from deepthin.search.quality.model import SHAPE_TERMS, TIE_BAND, Quality, judged_terms
+from deepthin.search.quality.vocabulary import TERM as VOCAB_TERM
+from deepthin.search.quality.vocabulary import VOCAB_DOUBT, VOCAB_SUPPORT
 
-SCHEMA = "deepthin/front/1"
-VOCAB_TERM = "dL_vocab"
+SCHEMA = "deepthin/front/2"
 
 
 def feasible(config: SearchConfig, scored: Sequence[Scored]) -> list[Scored]:
@@ -120,8 +122,9 @@ def entry(one: Scored, reference: Quality, doubt: float = 0.0) -> dict[str, Any]
         "predicted_loss": quality.to_json(reference, doubt),
         "difference_to_best": quality.difference(reference),
         "loss_terms": [term.to_json() for term in quality.terms],
-        "opinions": quality.opinions,
-        "extrapolated": list(quality.extrapolated),
+        "opinions": dict(quality.terms[0].readings),
+        "extrapolated": {name: list(reasons) for name, reasons in quality.extrapolated.items()},
+        "shape_extrapolated": quality.shape_extrapolated,
         "ms_per_token": one.ms_per_token.to_json(),
         "ms_per_kchar": one.ms_per_kchar.to_json(),
         "bytes_per_token": one.cost.bytes_per_token,
@@ -168,7 +171,7 @@ def _row(member: Mapping[str, Any], label: str) -> list[str]:
     shape, gap = member["shape"], member["difference_to_best"]
     notes = [
         *(["tied"] if member.get("tied_with_best") else []),
-        *(["extrapolated"] if member["extrapolated"] else []),
+        *(["extrapolated"] if member["shape_extrapolated"] else []),
         *(["noisy"] if member["measurement_flags"] else []),
     ]
     return [
@@ -207,14 +210,27 @@ def _loss_without_vocab(one: Scored) -> float:
     return one.quality.without(VOCAB_TERM)
 
 
+def _tie_note(config: SearchConfig, best: Scored) -> str:
+    shape = best.candidate.shape
+    body = count_params(shape).non_embedding
+    points = points_lost(shape.num_layers, shape.hidden_size, body, config.tokens, TIE_BAND)
+    return (
+        f"Predicted losses within {TIE_BAND} nats are tied (about {points:.1f} points of mean benchmark accuracy, less than "
+        f"benchmarks can tell); inside a tie the measured time decides."
+    )
+
+
 def _notes(config: SearchConfig, front: Sequence[Scored], moved: bool, failures: Sequence[object]) -> list[str]:
     judged = judged_terms(one.quality for one in front)
-    notes = [f"Predicted losses within {TIE_BAND} nats are tied; inside a tie the measured time decides."]
+    notes = [_tie_note(config, front[0])]
     if judged:
         notes.append(f"Resting on judgement, not on a law: {', '.join(judged)}.")
-    outside = sum(bool(one.quality.extrapolated) for one in front)
+    outside = sum(one.quality.shape_extrapolated for one in front)
     if outside:
         notes.append(f"{outside} of {len(front)} shapes lie outside the fitted data: extrapolated, reasons in front.json.")
+    stretched = dict.fromkeys(name for one in front for name in one.quality.extrapolated if name not in SHAPE_TERMS)
+    if stretched:
+        notes.append(f"Used beyond what they were fitted to: {', '.join(stretched)}; reasons in front.json.")
     if moved:
         notes.append(f"The vocabulary term decides a pick: intervals are {VOCAB_DOUBT} nats wider each way ({VOCAB_SUPPORT}).")
     flags = sorted({flag for one in front for flag in one.cost.flags})

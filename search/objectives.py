@@ -9,8 +9,8 @@ from typing import Any
 from deepthin.engine.accounting import kv_bytes_per_token
 from deepthin.engine.errors import UsageError
 from deepthin.profiles.schema import Measured, TokenCost
-from deepthin.search.laws import tokens_per_char
-from deepthin.search.quality import Quality
+from deepthin.search.quality.characters import tokens_per_char
+from deepthin.search.quality.model import Quality
 from deepthin.search.space import Candidate
 
 _MS, _KCHAR = 1e3, 1e3

@@ -11,7 +11,7 @@ from deepthin.engine.accounting import count_bytes, count_params, kv_bytes_per_t
 from deepthin.engine.known_shapes import known_shape
 from deepthin.engine.shape import Shape
 from deepthin.search.front import HEADERS, comparison_rows, front_document, front_rows
-from deepthin.search.quality import QualityModel
+from deepthin.search.quality.model import QualityModel
 from deepthin.search.run import SearchConfig, run_search
 from tests.support.fake_costs import FakeMeasure, fake_cost
 from tests.support.scored_candidates import scored
@@ -30,7 +30,7 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_document_holds_what_the_contract_lists(document: dict[str, Any]) -> None:
-    assert document["schema"] == "deepthin/front/1"
+    assert document["schema"] == "deepthin/front/2"
     assert document["budget"] == {"params": 135_000_000, "bytes": None}
     assert (document["trials"], document["measurements"]) == (24, 24)
     assert document["measured_on"] == {"machine": "a test", "threads": 2, "context": 512}
@@ -44,7 +44,9 @@ def test_document_holds_what_the_contract_lists(document: dict[str, Any]) -> Non
         assert member["ms_per_token"]["median"] == fake_cost(shape, member["quant"]).seconds_per_token.median * 1e3
         assert member["predicted_loss"]["value"] == QualityModel().predict(shape, member["quant"]).loss
         assert member["predicted_loss"]["low"] < member["predicted_loss"]["value"] < member["predicted_loss"]["high"]
-        assert all({"name", "nats", "status", "note"} == set(term) for term in member["loss_terms"])
+        assert all(
+            {"name", "nats", "low", "high", "status", "source", "extrapolated"} == set(term) for term in member["loss_terms"]
+        )
 
 
 def test_nothing_in_it_depends_on_the_clock_or_the_place(document: dict[str, Any]) -> None:
@@ -105,6 +107,8 @@ def test_every_pick_stands_beside_smollm2_in_the_same_format(document: dict[str,
 def test_judgement_and_extrapolation_are_named(document: dict[str, Any]) -> None:
     assert "m_attn" in document["quality_model"]["judgement_terms"]
     assert any("Resting on judgement" in note and "m_attn" in note for note in document["notes"])
+    assert any("Used beyond what they were fitted to: dL_vocab" in note for note in document["notes"])
+    assert "about 0.3 points of mean benchmark accuracy" in document["notes"][0]
 
 
 @pytest.mark.parametrize(("vocab_nats", "moved"), [(0.35, True), (0.01, False)])

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from deepthin.engine.errors import UsageError
-from deepthin.search.laws import tokens_per_char
 from deepthin.search.objectives import Limits, Scored, pareto_front
 from deepthin.search.picks import choose, tied
+from deepthin.search.quality.characters import tokens_per_char
 from tests.support.scored_candidates import VOCAB, scored
 
 
