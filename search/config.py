@@ -12,7 +12,8 @@ from deepthin.search.objectives import Limits
 from deepthin.search.quality.model import QualityModel, check_tokens
 from deepthin.search.quality.quantisation import GROUP_WISE
 from deepthin.search.quality.shape_laws import REFERENCE_TOKENS
-from deepthin.search.space import QUANTS, VOCABS, Space
+from deepthin.search.space import QK_NORMS, QUANTS, SHARINGS, VOCABS, Space
+from deepthin.search.targets import DEFAULT_TARGETS, Targets
 
 DEFAULT_PARAMS = 30_000_000  # used when no budget is given
 DEFAULT_TRIALS = 48  # about a second for each new shape, up to three while other processes disturb every measurement
@@ -26,8 +27,13 @@ class SearchConfig:
     """Settings of a search.
 
     Attributes:
-        params: most parameters, embedding included; :data:`DEFAULT_PARAMS` when neither limit is given.
-        bytes: most bytes of stored blocks.
+        params: most parameters, embedding included; :data:`DEFAULT_PARAMS` when no limit is given.
+        bytes: most bytes of the GGUF file.
+        ram: most bytes of weights, cache at ``context`` tokens, and scratch.
+        targets: what every shape must suit.
+        price_targets: targets whose file counts against ``bytes`` as it would be, fallbacks included.
+        sharings: how often each block may run in a row.
+        qk_norms: whether queries and keys may be, or must be, normalised.
         vocabs: vocabulary sizes to choose from; one fixes it.
         quants: body formats to choose from.
         trials: candidates to propose, measured or failed.
@@ -47,6 +53,11 @@ class SearchConfig:
 
     params: int | None = None
     bytes: int | None = None
+    ram: int | None = None
+    targets: tuple[str, ...] = DEFAULT_TARGETS
+    price_targets: tuple[str, ...] = ()
+    sharings: tuple[int, ...] = SHARINGS
+    qk_norms: tuple[bool, ...] = QK_NORMS
     vocabs: tuple[int, ...] = VOCABS
     quants: tuple[str, ...] = QUANTS
     trials: int = DEFAULT_TRIALS
@@ -62,7 +73,7 @@ class SearchConfig:
 
     def __post_init__(self) -> None:
         """Fill in the default budget and check every field by building what it is used for."""
-        if self.params is None and self.bytes is None:
+        if self.params is None and self.bytes is None and self.ram is None:
             object.__setattr__(self, "params", DEFAULT_PARAMS)
         for name, low, high in (("trials", 1, _MAX_TRIALS), ("seed", 0, 2**63 - 1), ("context", 0, 1 << 24)):
             value = getattr(self, name)
@@ -76,12 +87,20 @@ class SearchConfig:
     @property
     def budget(self) -> Budget:
         """The hard limits."""
-        return Budget(self.params, self.bytes)
+        targets = Targets(self.targets, self.price_targets)
+        return Budget(self.params, self.bytes, self.ram, self.context, targets, self.seed)
 
     @property
     def space(self) -> Space:
         """The shapes that may be proposed."""
-        return Space(self.budget, vocabs=self.vocabs, quants=self.quants, max_seq_len=max(_MIN_SEQ_LEN, self.context))
+        return Space(
+            self.budget,
+            vocabs=self.vocabs,
+            sharings=self.sharings,
+            qk_norms=self.qk_norms,
+            quants=self.quants,
+            max_seq_len=max(_MIN_SEQ_LEN, self.context),
+        )
 
     @property
     def limits(self) -> Limits:
@@ -95,5 +114,5 @@ class SearchConfig:
 
     def to_json(self) -> dict[str, Any]:
         """All fields by name, with the version that gives them their meaning."""
-        fields = asdict(self) | {"vocabs": list(self.vocabs), "quants": list(self.quants)}
-        return {"schema": "deepthin/search-config/1", "version": VERSION, **fields}
+        fields = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return {"schema": "deepthin/search-config/2", "version": VERSION, **fields}

@@ -9,12 +9,16 @@ from deepthin._version import VERSION
 from deepthin.engine.accounting import aspect_ratio, count_bytes, count_params, kv_bytes_per_token, shape_flags
 from deepthin.engine.errors import InfeasibleError
 from deepthin.search.config import SearchConfig
+from deepthin.search.file_sizes import file_sizes, random_weights_name
+from deepthin.search.k_quants import k_quant_size
+from deepthin.search.memory import memory
 from deepthin.search.objectives import Scored, pareto_front
 from deepthin.search.picks import RECOMMENDED, RULES, choose, tied
 from deepthin.search.quality.accuracy import points_lost
 from deepthin.search.quality.model import SHAPE_TERMS, TIE_BAND, Quality, judged_terms
 from deepthin.search.quality.vocabulary import TERM as VOCAB_TERM
 from deepthin.search.quality.vocabulary import VOCAB_DOUBT, VOCAB_SUPPORT
+from deepthin.search.targets import PRICED
 
 SCHEMA = "deepthin/front/2"
 
@@ -79,7 +83,7 @@ def front_document(
         "measurements": len({one.candidate.key for one in scored}),
         "front": [
             {
-                **entry(one, best.quality, doubt),
+                **entry(one, best.quality, doubt, config.seed),
                 "tied_with_best": one.candidate.key in band,
                 "picks": names.get(one.candidate.key, []),
             }
@@ -108,14 +112,19 @@ def front_document(
     }
 
 
-def entry(one: Scored, reference: Quality, doubt: float = 0.0) -> dict[str, Any]:
-    """Everything about one measured candidate; predictions are compared at ``reference``."""
+def entry(one: Scored, reference: Quality, doubt: float = 0.0, seed: int = 0) -> dict[str, Any]:
+    """Everything about one measured candidate; predictions are compared at ``reference``, files are of weights by ``seed``."""
     shape, quant, quality = one.candidate.shape, one.candidate.quant, one.quality
+    files = file_sizes(shape, quant, name=random_weights_name(shape, seed))
     return {
         "shape": shape.to_json(),
         "quant": quant,
         "params": count_params(shape).total,
-        "bytes": count_bytes(shape, quant).total,
+        "bytes": files["gguf"],
+        "file_bytes": files,
+        "weight_bytes": count_bytes(shape, quant).total,
+        "fallback_bytes": {name: k_quant_size(shape).fallback for name in PRICED},
+        "memory": memory(shape, quant, one.cost.context).to_json(),
         "kv_bytes_per_token": kv_bytes_per_token(shape),
         "aspect_ratio": aspect_ratio(shape),
         "flags": [flag["flag"] for flag in shape_flags(shape)],

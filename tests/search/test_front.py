@@ -10,7 +10,10 @@ import pytest
 from deepthin.engine.accounting import count_bytes, count_params, kv_bytes_per_token
 from deepthin.engine.known_shapes import known_shape
 from deepthin.engine.shape import Shape
+from deepthin.search.file_sizes import gguf_bytes
 from deepthin.search.front import HEADERS, comparison_rows, front_document, front_rows
+from deepthin.search.k_quants import k_quant_size
+from deepthin.search.memory import memory
 from deepthin.search.quality.model import QualityModel
 from deepthin.search.run import SearchConfig, run_search
 from tests.support.fake_costs import FakeMeasure, fake_cost
@@ -31,13 +34,18 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_document_holds_what_the_contract_lists(document: dict[str, Any]) -> None:
     assert document["schema"] == "deepthin/front/2"
-    assert document["budget"] == {"params": 135_000_000, "bytes": None}
+    assert document["budget"] == {"params": 135_000_000, "bytes": None, "ram": None}
     assert (document["trials"], document["measurements"]) == (24, 24)
     assert document["measured_on"] == {"machine": "a test", "threads": 2, "context": 512}
     for member in document["front"]:
         shape = Shape.from_json(member["shape"])
         assert member["params"] == count_params(shape).total
-        assert member["bytes"] == count_bytes(shape, member["quant"]).total
+        assert member["weight_bytes"] == count_bytes(shape, member["quant"]).total < member["bytes"]
+        assert (
+            member["bytes"] == member["file_bytes"]["gguf"] == gguf_bytes(shape, member["quant"], f"random-{shape.text}-seed0")
+        )
+        assert member["memory"]["total"] == memory(shape, member["quant"], 512).total
+        assert member["fallback_bytes"] == {"gguf-k-quants": k_quant_size(shape).fallback}
         assert member["kv_bytes_per_token"] == kv_bytes_per_token(shape)
         assert set(member["predicted_loss"]) == PREDICTED
         assert set(member["ms_per_token"]) == set(member["ms_per_kchar"]) == MEASURED
@@ -108,7 +116,7 @@ def test_judgement_and_extrapolation_are_named(document: dict[str, Any]) -> None
     assert "m_attn" in document["quality_model"]["judgement_terms"]
     assert any("Resting on judgement" in note and "m_attn" in note for note in document["notes"])
     assert any("Used beyond what they were fitted to: dL_vocab" in note for note in document["notes"])
-    assert "about 0.3 points of mean benchmark accuracy" in document["notes"][0]
+    assert "about 0.2 points of mean benchmark accuracy" in document["notes"][0]
 
 
 @pytest.mark.parametrize(("vocab_nats", "moved"), [(0.35, True), (0.01, False)])

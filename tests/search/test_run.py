@@ -16,6 +16,7 @@ from deepthin.engine.accounting import count_bytes, count_params
 from deepthin.engine.errors import DeepthinError, InfeasibleError, UnsupportedError
 from deepthin.engine.shape import Shape
 from deepthin.profiles.schema import TokenCost
+from deepthin.search.file_sizes import gguf_bytes
 from deepthin.search.run import SearchConfig, run_search
 from tests.support.fake_costs import FakeMeasure
 
@@ -119,11 +120,12 @@ def test_killed_from_outside_at_any_moment(finished: tuple[Path, FakeMeasure], t
 def test_every_evaluated_shape_meets_both_budgets(tmp_path: Path) -> None:
     config = SearchConfig(params=20_000_000, bytes=14_000_000, trials=18)
     document = run_search(config, measure=FakeMeasure(), out=tmp_path / "run")
-    assert document["budget"] == {"params": 20_000_000, "bytes": 14_000_000}
+    assert document["budget"] == {"params": 20_000_000, "bytes": 14_000_000, "ram": None}
     for one in document["evaluated"]:
         shape = Shape.parse(one["shape"])
         assert count_params(shape).total <= 20_000_000
         assert count_bytes(shape, one["quant"]).total <= 14_000_000
+        assert gguf_bytes(shape, one["quant"], f"random-{shape.text}-seed0") <= 14_000_000
 
 
 def test_fixed_vocabulary_and_format_are_kept(tmp_path: Path) -> None:
