@@ -81,6 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--qk-norm", choices=tuple(QK_NORM_CHOICES), help="normalise queries and keys (default: no)")
     group = parser.add_argument_group("limits that steer the search and filter the front")
     group.add_argument("--max-ms-per-token", type=real(1e-6, 1e9), metavar="MS", help="decode time at --context tokens")
+    group.add_argument("--max-ttft-ms", type=real(1e-6, 1e9), metavar="MS", help="time to the first token, with a profile")
     group.add_argument("--max-kv-mb", type=real(1e-6, 1e9), metavar="MB", help="F16 cache at --context tokens")
     group = parser.add_argument_group("the run")
     group.add_argument("--trials", type=whole(1, 10_000), metavar="N", help="shapes to try (default: 48)")
@@ -172,6 +173,7 @@ def _config(options: argparse.Namespace) -> SearchConfig:
         seed=options.seed,
         threads=options.threads,
         max_ms_per_token=options.max_ms_per_token,
+        max_ttft_ms=options.max_ttft_ms,
         vocab_term=not options.no_vocab_term,
         machine=f"{machine_name(record)} {fingerprint(record)}",
         **{name: value for name, value in given.items() if value is not None},

@@ -43,9 +43,11 @@ class SearchConfig:
         tokens: training tokens the prediction is made for.
         vocab_term: whether the prediction charges a vocabulary that does not fit the body.
         int4_multiplier: 4-bit damage relative to per-row GPTQ.
-        max_ms_per_token: optional limit on the measured time.
+        max_ms_per_token: optional limit on the time per token.
+        max_ttft_ms: optional limit on the time to the first token of a prompt, where costs have one.
         max_kv_bytes: optional limit on the F16 cache at ``context`` tokens.
         machine: what the times were taken on; a run folder belongs to one machine.
+        profile: where times are predicted: which profile, runtime and threads; empty where they are measured.
 
     Raises:
         UsageError: a value is out of range.
@@ -68,8 +70,10 @@ class SearchConfig:
     vocab_term: bool = True
     int4_multiplier: float = GROUP_WISE
     max_ms_per_token: float | None = None
+    max_ttft_ms: float | None = None
     max_kv_bytes: int | None = None
     machine: str = ""
+    profile: str = ""
 
     def __post_init__(self) -> None:
         """Fill in the default budget and check every field by building what it is used for."""
@@ -105,7 +109,7 @@ class SearchConfig:
     @property
     def limits(self) -> Limits:
         """The limits that steer rather than bind."""
-        return Limits(self.max_ms_per_token, self.max_kv_bytes, self.context)
+        return Limits(self.max_ms_per_token, self.max_ttft_ms, self.max_kv_bytes, self.context)
 
     @property
     def quality(self) -> QualityModel:

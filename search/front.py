@@ -7,12 +7,11 @@ from typing import Any
 
 from deepthin._version import VERSION
 from deepthin.engine.accounting import aspect_ratio, count_bytes, count_params, kv_bytes_per_token, shape_flags
-from deepthin.engine.errors import InfeasibleError
 from deepthin.search.config import SearchConfig
 from deepthin.search.file_sizes import file_sizes, random_weights_name
 from deepthin.search.k_quants import k_quant_size
 from deepthin.search.memory import memory
-from deepthin.search.objectives import Scored, pareto_front
+from deepthin.search.objectives import Scored, pareto_front, unmet
 from deepthin.search.picks import RECOMMENDED, RULES, choose, tied
 from deepthin.search.quality.accuracy import points_lost
 from deepthin.search.quality.model import SHAPE_TERMS, TIE_BAND, Quality, judged_terms
@@ -29,21 +28,10 @@ def feasible(config: SearchConfig, scored: Sequence[Scored]) -> list[Scored]:
     Raises:
         InfeasibleError: none does; the message names the limit that binds, the shortfall and the nearest shape.
     """
-    limits = config.limits
-    met = [one for one in scored if limits.met(one)]
-    if met or not scored:
-        return met
-    nearest = min(scored, key=lambda one: (max(limits.violations(one).values()), one.candidate.key))
-    name, violation = max(limits.violations(nearest).items(), key=lambda item: item[1])
-    flag, unit, limit = {
-        "ms_per_token": ("--max-ms-per-token", "ms per token", config.max_ms_per_token or 0.0),
-        "kv_bytes": ("--max-kv-mb", "bytes of KV cache", config.max_kv_bytes or 0),
-    }[name]
-    raise InfeasibleError(
-        f"none of {len(scored)} measured shapes meets {flag}: the nearest ({nearest.candidate.key}) takes "
-        f"{limit * (1 + violation):,.4g} {unit}, {violation:.1%} over the limit of {limit:,.4g}. "
-        f"Nearest feasible: that figure as the limit, or a smaller --params or --bytes"
-    )
+    met = [one for one in scored if config.limits.met(one)]
+    if scored and not met:
+        raise unmet(config.limits, scored)
+    return met
 
 
 def front_document(
@@ -136,6 +124,7 @@ def entry(one: Scored, reference: Quality, doubt: float = 0.0, seed: int = 0) ->
         "shape_extrapolated": quality.shape_extrapolated,
         "ms_per_token": one.ms_per_token.to_json(),
         "ms_per_kchar": one.ms_per_kchar.to_json(),
+        "ms_to_first_token": None if one.cost.first_token is None else one.cost.first_token.scaled(1e3, "ms").to_json(),
         "bytes_per_token": one.cost.bytes_per_token,
         "measurement_flags": list(one.cost.flags),
     }
@@ -195,10 +184,15 @@ def _row(member: Mapping[str, Any], label: str) -> list[str]:
         f"{member['bytes'] / 1e6:.1f}",
         f"{member['predicted_loss']['value']:.3f}",
         "" if "picks" not in member else f"{gap['low']:+.3f}..{gap['high']:+.3f}",
-        f"{member['ms_per_token']['median']:.3f}",
-        f"{member['ms_per_kchar']['median']:.1f}",
+        f"{_value(member['ms_per_token']):.3f}",
+        f"{_value(member['ms_per_kchar']):.1f}",
         ", ".join(notes),
     ]
+
+
+def _value(timing: Mapping[str, Any]) -> float:
+    """What a measured or predicted object says."""
+    return float(timing["median"] if "median" in timing else timing["value"])
 
 
 def _pick(name: str, one: Scored, best: Scored, doubt: float, compared_with: Mapping[str, Any] | None) -> dict[str, Any]:
