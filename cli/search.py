@@ -7,7 +7,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepthin.cli.arguments import MAX_CONTEXT, argument, context, one_of, parse_path, parse_threads, real, require_out, whole
+from deepthin.cli.arguments import (
+    MAX_CONTEXT,
+    argument,
+    context,
+    listed,
+    one_of,
+    parse_path,
+    parse_threads,
+    real,
+    require_out,
+    whole,
+)
 from deepthin.cli.export import manifest_text
 from deepthin.cli.outcome import Outcome
 from deepthin.cli.progress import Progress
@@ -22,6 +33,9 @@ if TYPE_CHECKING:
     from deepthin.search.config import SearchConfig
 
 RUNTIME_NAMES = ("deepthin", "llama.cpp", "onnxruntime")
+TARGETS = ("hf", "onnx", "gguf", "gguf-k-quants", "transformersjs")  # as in search/targets.py, which loads more
+PRICED = ("gguf-k-quants",)
+QK_NORM_CHOICES = {"no": (False,), "yes": (True,), "either": (False, True)}
 PICKS = ("best_quality", "fastest_tied", "knee")
 LARGE_RESIDUAL = 0.1  # sums of parts this far from the whole model can reorder a front
 EXPORT_FOLDER = "export"
@@ -45,14 +59,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--params", type=argument(parse_count), metavar="N", help="parameters at most, embedding included: 30M, 1.5B"
     )
-    group.add_argument("--bytes", type=argument(parse_bytes), metavar="N", help="bytes of weights at most: 90MB, 64MiB")
+    group.add_argument("--bytes", type=argument(parse_bytes), metavar="N", help="bytes of the GGUF file at most: 90MB, 64MiB")
+    group.add_argument(
+        "--ram", type=argument(parse_bytes), metavar="N", help="bytes of weights, cache at --context tokens and scratch at most"
+    )
     group = parser.add_argument_group("what may be chosen")
     group.add_argument("--vocab", type=argument(parse_counts), metavar="V,V,..", help="vocabulary sizes; one fixes it")
     group.add_argument(
         "--quant", type=one_of(*BODY_QUANTS), metavar="Q,Q,..", help=f"formats of the matrices, of {','.join(BODY_QUANTS)}"
     )
+    group.add_argument(
+        "--targets",
+        type=one_of(*TARGETS, "none"),
+        metavar="T,T,..",
+        help=f"must take every shape, of {','.join(TARGETS)}; none asks nothing (default: hf,onnx,gguf)",
+    )
+    group.add_argument(
+        "--price-targets",
+        type=one_of(*PRICED),
+        metavar="T,T,..",
+        help=f"count against --bytes as they would be stored, fallbacks included, of {','.join(PRICED)}",
+    )
+    group.add_argument("--share", type=listed(whole(1, 16)), metavar="N,N,..", help="runs of each block (default: 1)")
+    group.add_argument("--qk-norm", choices=tuple(QK_NORM_CHOICES), help="normalise queries and keys (default: no)")
     group = parser.add_argument_group("limits that steer the search and filter the front")
     group.add_argument("--max-ms-per-token", type=real(1e-6, 1e9), metavar="MS", help="decode time at --context tokens")
+    group.add_argument("--max-ttft-ms", type=real(1e-6, 1e9), metavar="MS", help="time to the first token, with a profile")
     group.add_argument("--max-kv-mb", type=real(1e-6, 1e9), metavar="MB", help="F16 cache at --context tokens")
     group = parser.add_argument_group("the run")
     group.add_argument("--trials", type=whole(1, 10_000), metavar="N", help="shapes to try (default: 48)")
@@ -96,6 +128,9 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
     require_out(options.out, CONFIG, "run folder", ignored=(LOCK, f"{CONFIG}.tmp"))
     if options.profile is None and options.runtime is not None:
         raise UsageError("--runtime says which of a profile's runtimes to predict; give --profile too")
+    from deepthin.export.feasibility import TARGETS as EXPORT_TARGETS
+    from deepthin.export.feasibility import refusals
+
     config, document, residuals, fresh = _predicted(options, progress) if options.profile else _timed(options, progress)
     body: dict[str, Any] = {**document, "run": str(options.out), "measured_now": fresh, "residuals": residuals}
     text = [front_text(document), *map(_residual_text, residuals)]
@@ -103,9 +138,13 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
     text += [f"{done}, front in {options.out / 'front.json'}"]
     exit_code = 0
     body |= {"export": None, "verification": None}
-    if not options.no_export:
-        pick = options.pick or document["recommended"]
-        chosen = document["picks"][pick]
+    pick = options.pick or document["recommended"]
+    chosen = document["picks"][pick]
+    refused = refusals(EXPORT_TARGETS, Shape.parse(chosen["shape"]))
+    if len(refused) == len(EXPORT_TARGETS):
+        reasons = "; ".join(f"{target}: {why}" for target, why in refused.items())
+        text += ["", f"{pick} is not exported, since no kind of file can hold it ({reasons})"]
+    elif not options.no_export:
         folder = options.out / EXPORT_FOLDER
         body["export"] = manifest = _export(chosen, folder, options.seed, progress)
         from deepthin.export.verify import verify_bundle
@@ -161,6 +200,10 @@ def _config(options: argparse.Namespace, profile: str = "") -> SearchConfig:
     given: dict[str, Any] = {
         "vocabs": options.vocab and tuple(options.vocab),
         "quants": options.quant and tuple(options.quant),
+        "targets": options.targets and tuple(name for name in options.targets if name != "none"),
+        "price_targets": options.price_targets and tuple(options.price_targets),
+        "sharings": options.share and tuple(options.share),
+        "qk_norms": options.qk_norm and QK_NORM_CHOICES[options.qk_norm],
         "trials": options.trials,
         "context": options.context,
         "max_kv_bytes": options.max_kv_mb and round(options.max_kv_mb * 1e6),
@@ -168,9 +211,11 @@ def _config(options: argparse.Namespace, profile: str = "") -> SearchConfig:
     return SearchConfig(
         params=options.params,
         bytes=options.bytes,
+        ram=options.ram,
         seed=options.seed,
         threads=options.threads,
         max_ms_per_token=options.max_ms_per_token,
+        max_ttft_ms=options.max_ttft_ms,
         vocab_term=not options.no_vocab_term,
         machine="" if profile else f"{machine_name(record)} {fingerprint(record)}",
         profile=profile,
@@ -191,6 +236,7 @@ def _export(chosen: Mapping[str, Any], folder: Path, seed: int, progress: Progre
         folder,
         quants=quants,
         seed=seed,
+        skip_infeasible=True,
         overwrite=True,
         progress=lambda path: progress(f"writing {path}"),
     )
@@ -214,6 +260,7 @@ def front_text(document: Mapping[str, Any]) -> str:
     budget, on = document["budget"], document["measured_on"]
     limits = [f"{count_text(budget['params'])} parameters"] if budget["params"] else []
     limits += [bytes_text(budget["bytes"])] if budget["bytes"] else []
+    limits += [f"{bytes_text(budget['ram'])} of memory"] if budget["ram"] else []
     verb = "measured" if document["time_basis"] == "measured" else "predicted"
     tried = f"{document['trials']} shapes tried, {document['measurements']} {verb}"
     profile = document["config"].get("profile")

@@ -8,10 +8,12 @@ from typing import Any
 from deepthin._version import VERSION
 from deepthin.engine.errors import UsageError
 from deepthin.search.budget import Budget
-from deepthin.search.laws import GROUP_WISE, REFERENCE_TOKENS
 from deepthin.search.objectives import Limits
-from deepthin.search.quality import QualityModel, check_tokens
-from deepthin.search.space import QUANTS, VOCABS, Space
+from deepthin.search.quality.model import QualityModel, check_tokens
+from deepthin.search.quality.quantisation import GROUP_WISE
+from deepthin.search.quality.shape_laws import REFERENCE_TOKENS
+from deepthin.search.space import QK_NORMS, QUANTS, SHARINGS, VOCABS, Space
+from deepthin.search.targets import DEFAULT_TARGETS, Targets
 
 DEFAULT_PARAMS = 30_000_000  # used when no budget is given
 DEFAULT_TRIALS = 48  # about a second for each new shape, up to three while other processes disturb every measurement
@@ -25,8 +27,13 @@ class SearchConfig:
     """Settings of a search.
 
     Attributes:
-        params: most parameters, embedding included; :data:`DEFAULT_PARAMS` when neither limit is given.
-        bytes: most bytes of stored blocks.
+        params: most parameters, embedding included; :data:`DEFAULT_PARAMS` when no limit is given.
+        bytes: most bytes of the GGUF file.
+        ram: most bytes of weights, cache at ``context`` tokens, and scratch.
+        targets: what every shape must suit.
+        price_targets: targets whose file counts against ``bytes`` as it would be, fallbacks included.
+        sharings: how often each block may run in a row.
+        qk_norms: whether queries and keys may be, or must be, normalised.
         vocabs: vocabulary sizes to choose from; one fixes it.
         quants: body formats to choose from.
         trials: candidates to propose, measured or failed.
@@ -36,10 +43,11 @@ class SearchConfig:
         tokens: training tokens the prediction is made for.
         vocab_term: whether the prediction charges a vocabulary that does not fit the body.
         int4_multiplier: 4-bit damage relative to per-row GPTQ.
-        max_ms_per_token: optional limit on the measured time.
+        max_ms_per_token: optional limit on the time per token.
+        max_ttft_ms: optional limit on the time to the first token of a prompt, where costs have one.
         max_kv_bytes: optional limit on the F16 cache at ``context`` tokens.
         machine: what the times were taken on; a run folder belongs to one machine.
-        profile: where times are predicted rather than measured: which profile, runtime and threads; else empty.
+        profile: where times are predicted: which profile, runtime and threads; empty where they are measured.
 
     Raises:
         UsageError: a value is out of range.
@@ -47,6 +55,11 @@ class SearchConfig:
 
     params: int | None = None
     bytes: int | None = None
+    ram: int | None = None
+    targets: tuple[str, ...] = DEFAULT_TARGETS
+    price_targets: tuple[str, ...] = ()
+    sharings: tuple[int, ...] = SHARINGS
+    qk_norms: tuple[bool, ...] = QK_NORMS
     vocabs: tuple[int, ...] = VOCABS
     quants: tuple[str, ...] = QUANTS
     trials: int = DEFAULT_TRIALS
@@ -57,13 +70,14 @@ class SearchConfig:
     vocab_term: bool = True
     int4_multiplier: float = GROUP_WISE
     max_ms_per_token: float | None = None
+    max_ttft_ms: float | None = None
     max_kv_bytes: int | None = None
     machine: str = ""
     profile: str = ""
 
     def __post_init__(self) -> None:
         """Fill in the default budget and check every field by building what it is used for."""
-        if self.params is None and self.bytes is None:
+        if self.params is None and self.bytes is None and self.ram is None:
             object.__setattr__(self, "params", DEFAULT_PARAMS)
         for name, low, high in (("trials", 1, _MAX_TRIALS), ("seed", 0, 2**63 - 1), ("context", 0, 1 << 24)):
             value = getattr(self, name)
@@ -77,17 +91,25 @@ class SearchConfig:
     @property
     def budget(self) -> Budget:
         """The hard limits."""
-        return Budget(self.params, self.bytes)
+        targets = Targets(self.targets, self.price_targets)
+        return Budget(self.params, self.bytes, self.ram, self.context, targets, self.seed)
 
     @property
     def space(self) -> Space:
         """The shapes that may be proposed."""
-        return Space(self.budget, vocabs=self.vocabs, quants=self.quants, max_seq_len=max(_MIN_SEQ_LEN, self.context))
+        return Space(
+            self.budget,
+            vocabs=self.vocabs,
+            sharings=self.sharings,
+            qk_norms=self.qk_norms,
+            quants=self.quants,
+            max_seq_len=max(_MIN_SEQ_LEN, self.context),
+        )
 
     @property
     def limits(self) -> Limits:
         """The limits that steer rather than bind."""
-        return Limits(self.max_ms_per_token, self.max_kv_bytes, self.context)
+        return Limits(self.max_ms_per_token, self.max_ttft_ms, self.max_kv_bytes, self.context)
 
     @property
     def quality(self) -> QualityModel:
@@ -96,7 +118,5 @@ class SearchConfig:
 
     def to_json(self) -> dict[str, Any]:
         """All fields by name, with the version that gives them their meaning."""
-        fields = asdict(self) | {"vocabs": list(self.vocabs), "quants": list(self.quants)}
-        if not self.profile:  # folders of measured searches are as they were before profiles
-            del fields["profile"]
-        return {"schema": "deepthin/search-config/1", "version": VERSION, **fields}
+        fields = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return {"schema": "deepthin/search-config/2", "version": VERSION, **fields}

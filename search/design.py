@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from deepthin.engine.accounting import bytes_read_per_token
-from deepthin.search.laws import tokens_per_char
-from deepthin.search.quality import QualityModel
+from deepthin.search.quality.characters import tokens_per_char
+from deepthin.search.quality.model import QualityModel
 from deepthin.search.space import Space
 
 _POOL = 1024

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from deepthin.engine.errors import DeepthinError, FormatError, UsageError
-from deepthin.profiles.schema import TokenCost
 from deepthin.search.config import SearchConfig
+from deepthin.search.cost import Cost
 
 if sys.platform == "win32":
     import msvcrt
@@ -79,7 +79,7 @@ class RunFolder:
         """Shapes with a stored measurement."""
         return len(self._measured)
 
-    def measured(self, key: str) -> TokenCost | None:
+    def measured(self, key: str) -> Cost | None:
         """The stored cost of a candidate, if there is one."""
         return self._measured.get(key)
 
@@ -87,7 +87,7 @@ class RunFolder:
         """Why measuring a candidate failed, if it did."""
         return self._failed.get(key)
 
-    def store_measured(self, key: str, cost: TokenCost) -> TokenCost:
+    def store_measured(self, key: str, cost: Cost) -> Cost:
         """Append a cost; what is returned is what a later run will read."""
         self._append({"key": key, "cost": cost.to_json()})
         self._measured[key] = cost
@@ -132,9 +132,9 @@ class RunFolder:
                 f"Choose another --out, or repeat the settings of {CONFIG} to resume it"
             )
 
-    def _read_measurements(self) -> tuple[dict[str, TokenCost], dict[str, str]]:
+    def _read_measurements(self) -> tuple[dict[str, Cost], dict[str, str]]:
         path = self.path / MEASUREMENTS
-        measured: dict[str, TokenCost] = {}
+        measured: dict[str, Cost] = {}
         failed: dict[str, str] = {}
         if not path.exists():
             return measured, failed
@@ -145,7 +145,7 @@ class RunFolder:
                     if "failed" in record:
                         failed[str(record["key"])] = str(record["failed"])
                     else:
-                        measured[str(record["key"])] = TokenCost.from_json(record["cost"])
+                        measured[str(record["key"])] = Cost.from_json(record["cost"])
                 except (ValueError, KeyError, TypeError, FormatError) as error:
                     raise FormatError(
                         f"{path}: line {number} is damaged ({error}); remove that line to have the shape measured again"

@@ -7,14 +7,19 @@ from typing import Any
 
 from deepthin._version import VERSION
 from deepthin.engine.accounting import aspect_ratio, count_bytes, count_params, kv_bytes_per_token, shape_flags
-from deepthin.engine.errors import InfeasibleError
 from deepthin.search.config import SearchConfig
-from deepthin.search.objectives import Scored, pareto_front
+from deepthin.search.file_sizes import file_sizes, random_weights_name
+from deepthin.search.k_quants import k_quant_size
+from deepthin.search.memory import memory
+from deepthin.search.objectives import Scored, pareto_front, unmet
 from deepthin.search.picks import RECOMMENDED, RULES, choose, tied
-from deepthin.search.quality import TIE_BAND, VOCAB_DOUBT, VOCAB_SUPPORT, Quality, judged_terms
+from deepthin.search.quality.accuracy import points_lost
+from deepthin.search.quality.model import SHAPE_TERMS, TIE_BAND, Quality, judged_terms
+from deepthin.search.quality.vocabulary import TERM as VOCAB_TERM
+from deepthin.search.quality.vocabulary import VOCAB_DOUBT, VOCAB_SUPPORT
+from deepthin.search.targets import PRICED
 
-SCHEMA = "deepthin/front/1"
-VOCAB_TERM = "dL_vocab"
+SCHEMA = "deepthin/front/2"
 PREDICTION_FLAGS = ("predicted", "extrapolated")  # of a time that was predicted; nothing disturbed it
 
 
@@ -24,21 +29,10 @@ def feasible(config: SearchConfig, scored: Sequence[Scored]) -> list[Scored]:
     Raises:
         InfeasibleError: none does; the message names the limit that binds, the shortfall and the nearest shape.
     """
-    limits = config.limits
-    met = [one for one in scored if limits.met(one)]
-    if met or not scored:
-        return met
-    nearest = min(scored, key=lambda one: (max(limits.violations(one).values()), one.candidate.key))
-    name, violation = max(limits.violations(nearest).items(), key=lambda item: item[1])
-    flag, unit, limit = {
-        "ms_per_token": ("--max-ms-per-token", "ms per token", config.max_ms_per_token or 0.0),
-        "kv_bytes": ("--max-kv-mb", "bytes of KV cache", config.max_kv_bytes or 0),
-    }[name]
-    raise InfeasibleError(
-        f"none of {len(scored)} measured shapes meets {flag}: the nearest ({nearest.candidate.key}) takes "
-        f"{limit * (1 + violation):,.4g} {unit}, {violation:.1%} over the limit of {limit:,.4g}. "
-        f"Nearest feasible: that figure as the limit, or a smaller --params or --bytes"
-    )
+    met = [one for one in scored if config.limits.met(one)]
+    if scored and not met:
+        raise unmet(config.limits, scored)
+    return met
 
 
 def front_document(
@@ -74,12 +68,12 @@ def front_document(
         "budget": config.budget.to_json(),
         "limits": config.limits.to_json(),
         "measured_on": {"machine": config.machine, "threads": scored[0].cost.threads, "context": scored[0].cost.context},
-        "time_basis": scored[0].cost.basis,
+        "time_basis": scored[0].cost.decode.basis,
         "trials": len(scored) + len(failures),
         "measurements": len({one.candidate.key for one in scored}),
         "front": [
             {
-                **entry(one, best.quality, doubt),
+                **entry(one, best.quality, doubt, config.seed),
                 "tied_with_best": one.candidate.key in band,
                 "picks": names.get(one.candidate.key, []),
             }
@@ -108,24 +102,31 @@ def front_document(
     }
 
 
-def entry(one: Scored, reference: Quality, doubt: float = 0.0) -> dict[str, Any]:
-    """Everything about one measured candidate; predictions are compared at ``reference``."""
+def entry(one: Scored, reference: Quality, doubt: float = 0.0, seed: int = 0) -> dict[str, Any]:
+    """Everything about one measured candidate; predictions are compared at ``reference``, files are of weights by ``seed``."""
     shape, quant, quality = one.candidate.shape, one.candidate.quant, one.quality
+    files = file_sizes(shape, quant, name=random_weights_name(shape, seed))
     return {
         "shape": shape.to_json(),
         "quant": quant,
         "params": count_params(shape).total,
-        "bytes": count_bytes(shape, quant).total,
+        "bytes": files["gguf"],
+        "file_bytes": files,
+        "weight_bytes": count_bytes(shape, quant).total,
+        "fallback_bytes": {name: k_quant_size(shape).fallback for name in PRICED},
+        "memory": memory(shape, quant, one.cost.context).to_json(),
         "kv_bytes_per_token": kv_bytes_per_token(shape),
         "aspect_ratio": aspect_ratio(shape),
         "flags": [flag["flag"] for flag in shape_flags(shape)],
         "predicted_loss": quality.to_json(reference, doubt),
         "difference_to_best": quality.difference(reference),
         "loss_terms": [term.to_json() for term in quality.terms],
-        "opinions": quality.opinions,
-        "extrapolated": list(quality.extrapolated),
+        "opinions": dict(quality.terms[0].readings),
+        "extrapolated": {name: list(reasons) for name, reasons in quality.extrapolated.items()},
+        "shape_extrapolated": quality.shape_extrapolated,
         "ms_per_token": one.ms_per_token.to_json(),
         "ms_per_kchar": one.ms_per_kchar.to_json(),
+        "ms_to_first_token": None if one.cost.first_token is None else one.cost.first_token.scaled(1e3, "ms").to_json(),
         "bytes_per_token": one.cost.bytes_per_token,
         "measurement_flags": list(one.cost.flags),
     }
@@ -170,7 +171,7 @@ def _row(member: Mapping[str, Any], label: str) -> list[str]:
     shape, gap = member["shape"], member["difference_to_best"]
     notes = [
         *(["tied"] if member.get("tied_with_best") else []),
-        *(["extrapolated"] if member["extrapolated"] else []),
+        *(["extrapolated"] if member["shape_extrapolated"] else []),
         *(["noisy"] if {*member["measurement_flags"]} - {*PREDICTION_FLAGS} else []),
         *(["predicted"] if "basis" in member["ms_per_token"] else []),
         *(["time extrapolated"] if "extrapolated" in member["measurement_flags"] else []),
@@ -187,15 +188,15 @@ def _row(member: Mapping[str, Any], label: str) -> list[str]:
         f"{member['bytes'] / 1e6:.1f}",
         f"{member['predicted_loss']['value']:.3f}",
         "" if "picks" not in member else f"{gap['low']:+.3f}..{gap['high']:+.3f}",
-        f"{_middle(member['ms_per_token']):.3f}",
-        f"{_middle(member['ms_per_kchar']):.1f}",
+        f"{_value(member['ms_per_token']):.3f}",
+        f"{_value(member['ms_per_kchar']):.1f}",
         ", ".join(notes),
     ]
 
 
-def _middle(time: Mapping[str, Any]) -> float:
-    """The median of a measured time, the value of a predicted one."""
-    return float(time["median"] if "median" in time else time["value"])
+def _value(timing: Mapping[str, Any]) -> float:
+    """What a measured or predicted object says."""
+    return float(timing["median"] if "median" in timing else timing["value"])
 
 
 def _pick(name: str, one: Scored, best: Scored, doubt: float, compared_with: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -216,15 +217,27 @@ def _loss_without_vocab(one: Scored) -> float:
     return one.quality.without(VOCAB_TERM)
 
 
+def _tie_note(config: SearchConfig, best: Scored) -> str:
+    shape = best.candidate.shape
+    body = count_params(shape).non_embedding
+    points = points_lost(shape.num_layers, shape.hidden_size, body, config.tokens, TIE_BAND)
+    return (
+        f"Predicted losses within {TIE_BAND} nats are tied (about {points:.1f} points of mean benchmark accuracy, less than "
+        f"benchmarks can tell); inside a tie the {'predicted' if config.profile else 'measured'} time decides."
+    )
+
+
 def _notes(config: SearchConfig, front: Sequence[Scored], moved: bool, failures: Sequence[object]) -> list[str]:
     judged = judged_terms(one.quality for one in front)
-    verb = "predicted" if config.profile else "measured"
-    notes = [f"Predicted losses within {TIE_BAND} nats are tied; inside a tie the {verb} time decides."]
+    notes = [_tie_note(config, front[0])]
     if judged:
         notes.append(f"Resting on judgement, not on a law: {', '.join(judged)}.")
-    outside = sum(bool(one.quality.extrapolated) for one in front)
+    outside = sum(one.quality.shape_extrapolated for one in front)
     if outside:
         notes.append(f"{outside} of {len(front)} shapes lie outside the fitted data: extrapolated, reasons in front.json.")
+    stretched = dict.fromkeys(name for one in front for name in one.quality.extrapolated if name not in SHAPE_TERMS)
+    if stretched:
+        notes.append(f"Used beyond what they were fitted to: {', '.join(stretched)}; reasons in front.json.")
     if moved:
         notes.append(f"The vocabulary term decides a pick: intervals are {VOCAB_DOUBT} nats wider each way ({VOCAB_SUPPORT}).")
     flags = sorted({flag for one in front for flag in one.cost.flags} - {*PREDICTION_FLAGS})

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from deepthin.engine.accounting import kv_bytes_per_token
-from deepthin.engine.errors import UsageError
-from deepthin.profiles.schema import Measured, Predicted, TokenCost
-from deepthin.search.laws import tokens_per_char
-from deepthin.search.quality import Quality
+from deepthin.engine.errors import InfeasibleError, UsageError
+from deepthin.search.cost import Cost, Timing
+from deepthin.search.quality.characters import tokens_per_char
+from deepthin.search.quality.model import Quality
 from deepthin.search.space import Candidate
 
 _MS, _KCHAR = 1e3, 1e3
@@ -18,7 +19,7 @@ _MS, _KCHAR = 1e3, 1e3
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """One candidate with its prediction and its measurement.
+    """One candidate with its prediction and its cost.
 
     Attributes:
         step: position in the run, from 0; the same in an interrupted and an uninterrupted run.
@@ -27,7 +28,7 @@ class Scored:
     step: int
     candidate: Candidate
     quality: Quality
-    cost: TokenCost
+    cost: Cost
 
     @property
     def loss(self) -> float:
@@ -35,30 +36,35 @@ class Scored:
         return self.quality.loss
 
     @property
-    def ms_per_token(self) -> Measured | Predicted:
-        """Milliseconds per decoded token, measured or predicted."""
-        return _scaled(self.cost.seconds_per_token, _MS)
+    def ms_per_token(self) -> Timing:
+        """Milliseconds per decoded token."""
+        return self.cost.decode.scaled(_MS, "ms")
 
     @property
-    def ms_per_kchar(self) -> Measured | Predicted:
-        """Milliseconds per 1,000 characters; its median is the second objective.
+    def ms_per_kchar(self) -> Timing:
+        """Milliseconds per 1,000 characters; its value is the second objective.
 
         A larger vocabulary takes fewer tokens for the same text, so times per token do not compare between vocabularies.
         """
-        return _scaled(self.cost.seconds_per_token, _MS * _KCHAR * tokens_per_char(self.candidate.shape.vocab_size))
+        return self.cost.decode.scaled(self._kchar, "ms")
 
     @property
     def time(self) -> float:
-        """Median of :attr:`ms_per_kchar`."""
-        return self.cost.seconds_per_token.median * (_MS * _KCHAR * tokens_per_char(self.candidate.shape.vocab_size))
+        """Value of :attr:`ms_per_kchar`."""
+        return self.cost.decode.value * self._kchar
+
+    @property
+    def _kchar(self) -> float:
+        return _MS * _KCHAR * tokens_per_char(self.candidate.shape.vocab_size)
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Optional upper limits on measured or derived figures; unlike the budget they steer the search and filter its front.
+    """Optional upper limits on times and on the cache; unlike the budget they steer the search and filter its front.
 
     Attributes:
         ms_per_token: milliseconds per decoded token.
+        ttft_ms: milliseconds until the first token of the prompt that the costs were taken with.
         kv_bytes: bytes of the F16 cache at ``context`` tokens.
         context: cached tokens.
 
@@ -67,28 +73,45 @@ class Limits:
     """
 
     ms_per_token: float | None = None
+    ttft_ms: float | None = None
     kv_bytes: int | None = None
     context: int = 0
 
     def __post_init__(self) -> None:
         """Check signs."""
-        for name, limit in (("--max-ms-per-token", self.ms_per_token), ("--max-kv-mb", self.kv_bytes)):
+        for name, limit in self.to_json().items():
             if limit is not None and not limit > 0:
-                raise UsageError(f"{name}: {limit!r} is no limit anything can meet; a number above 0 is needed")
+                raise UsageError(f"{FLAGS[name]}: {limit!r} is no limit anything can meet; a number above 0 is needed")
 
     @property
     def names(self) -> list[str]:
         """The limits that are set."""
         return [name for name, limit in self.to_json().items() if limit is not None]
 
-    def violations(self, scored: Scored) -> dict[str, float]:
-        """Relative excess by limit: 0.5 is half as much again as allowed, 0 or less is met."""
+    def values(self, scored: Scored) -> dict[str, float]:
+        """What ``scored`` takes of each limited quantity, in the limit's unit.
+
+        Raises:
+            UsageError: a time to the first token is limited, but the costs have none.
+        """
         found = {}
         if self.ms_per_token is not None:
-            found["ms_per_token"] = scored.cost.seconds_per_token.median * _MS / self.ms_per_token - 1
+            found["ms_per_token"] = scored.cost.decode.value * _MS
+        if self.ttft_ms is not None:
+            if scored.cost.first_token is None:
+                raise UsageError(
+                    "--max-ttft-ms: prompts are not timed while searching on this machine; search with a profile, which "
+                    "predicts them, or leave the limit out"
+                )
+            found["ttft_ms"] = scored.cost.first_token.value * _MS
         if self.kv_bytes is not None:
-            found["kv_bytes"] = self.context * kv_bytes_per_token(scored.candidate.shape) / self.kv_bytes - 1
+            found["kv_bytes"] = float(self.context * kv_bytes_per_token(scored.candidate.shape))
         return found
+
+    def violations(self, scored: Scored) -> dict[str, float]:
+        """Relative excess by limit: 0.5 is half as much again as allowed, 0 or less is met."""
+        limits = self.to_json()
+        return {name: value / limits[name] - 1 for name, value in self.values(scored).items()}
 
     def met(self, scored: Scored) -> bool:
         """Whether every limit is met."""
@@ -96,7 +119,38 @@ class Limits:
 
     def to_json(self) -> dict[str, Any]:
         """The limits by name; null where there is none."""
-        return {"ms_per_token": self.ms_per_token, "kv_bytes": self.kv_bytes}
+        return {"ms_per_token": self.ms_per_token, "ttft_ms": self.ttft_ms, "kv_bytes": self.kv_bytes}
+
+
+FLAGS = {"ms_per_token": "--max-ms-per-token", "ttft_ms": "--max-ttft-ms", "kv_bytes": "--max-kv-mb"}
+UNITS = {"ms_per_token": "ms per token", "ttft_ms": "ms to the first token", "kv_bytes": "bytes of KV cache"}
+
+
+def unmet(limits: Limits, scored: Sequence[Scored]) -> InfeasibleError:
+    """The error for limits that none of ``scored`` meets: what binds, by how much, the nearest shape, the way out.
+
+    The way out relaxes as little as possible: for the nearest shape, every limit it exceeds, rounded up so that it is met.
+    """
+    nearest = min(scored, key=lambda one: (max(limits.violations(one).values()), one.candidate.key))
+    violations, values, bounds = limits.violations(nearest), limits.values(nearest), limits.to_json()
+    name = max(violations, key=lambda name: violations[name])
+    relaxed = " and ".join(_relaxed(name, values[name]) for name, excess in violations.items() if excess > 0)
+    alone = {other: sum(limits.violations(one)[other] <= 0 for one in scored) for other in limits.names}
+    counts = ", ".join(f"{FLAGS[other]} alone {met}" for other, met in alone.items()) if len(alone) > 1 else ""
+    return InfeasibleError(
+        f"none of {len(scored)} shapes meets {FLAGS[name]}: the nearest ({nearest.candidate.key}) takes {values[name]:,.4g} "
+        f"{UNITS[name]}, {violations[name]:.1%} over the limit of {bounds[name]:,.4g}"
+        f"{f' (of all shapes, {counts} met it)' if counts else ''}. "
+        f"Smallest relaxation: {relaxed}, which that shape meets; or a smaller --params or --bytes"
+    )
+
+
+def _relaxed(name: str, value: float) -> str:
+    """The flag with the least round number not below ``value``."""
+    if name == "kv_bytes":
+        return f"{FLAGS[name]} {math.ceil(value) / 1e6:.6f}".rstrip("0").rstrip(".")
+    digits = 4 - math.ceil(math.log10(value)) if value > 0 else 0
+    return f"{FLAGS[name]} {math.ceil(value * 10**digits) / 10**digits:.{max(digits, 0)}f}"
 
 
 def predicted_loss(scored: Scored) -> float:
@@ -111,16 +165,3 @@ def pareto_front(scored: Sequence[Scored], loss: Callable[[Scored], float] = pre
         if not front or one.time < front[-1].time:
             front.append(one)
     return front
-
-
-def _scaled(measured: Measured | Predicted, factor: float) -> Measured | Predicted:
-    if isinstance(measured, Predicted):
-        return measured.scaled(factor, "ms")
-    return Measured(
-        median=measured.median * factor,
-        ci_low=measured.ci_low * factor,
-        ci_high=measured.ci_high * factor,
-        n=measured.n,
-        unit="ms",
-        samples=tuple(sample * factor for sample in measured.samples),
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from deepthin.search.objectives import Scored, pareto_front, predicted_loss
-from deepthin.search.quality import TIE_BAND
+from deepthin.search.quality.model import TIE_BAND
 
 BEST_QUALITY, FASTEST_TIED, KNEE = "best_quality", "fastest_tied", "knee"
 RECOMMENDED = FASTEST_TIED

@@ -13,8 +13,8 @@ from deepthin.engine.accounting import count_params
 from deepthin.engine.errors import DeepthinError
 from deepthin.engine.known_shapes import nearest_known
 from deepthin.engine.shape import Shape
-from deepthin.profiles.schema import TokenCost
 from deepthin.search.config import SearchConfig
+from deepthin.search.cost import Cost, CostOf
 from deepthin.search.design import initial_design, random_generator
 from deepthin.search.folder import RunFolder
 from deepthin.search.front import comparison, feasible, front_document
@@ -25,14 +25,13 @@ from deepthin.search.study import Proposal, SearchStudy
 
 __all__ = ["SearchConfig", "run_search"]
 
-Measure = Callable[[Shape, str], TokenCost]
 Progress = Callable[[str, int | None, int | None], None]
 
 _SAMPLER_ATTEMPTS = 8  # proposals of known candidates before random points are tried
 _RANDOM_ATTEMPTS = 1000  # random points before the space counts as used up
 
 
-def run_search(config: SearchConfig, *, measure: Measure, out: Path, progress: Progress | None = None) -> dict[str, Any]:
+def run_search(config: SearchConfig, *, measure: CostOf, out: Path, progress: Progress | None = None) -> dict[str, Any]:
     """Run, resume or repeat a search in the folder ``out`` and return the document of its ``front.json``.
 
     No shape is measured twice. A run killed at any point and started again proposes, measures and writes what it would have
@@ -40,8 +39,8 @@ def run_search(config: SearchConfig, *, measure: Measure, out: Path, progress: P
 
     Args:
         config: the settings; a folder holds one search.
-        measure: seconds per token of a shape whose body is stored in a format; a :class:`DeepthinError` from it fails that
-            shape only.
+        measure: what a shape costs whose body is stored in a format, measured or predicted; a :class:`DeepthinError` from it
+            fails that shape only.
         out: the run folder.
         progress: called as ``progress(message, done, total)``.
 
@@ -64,7 +63,7 @@ def run_search(config: SearchConfig, *, measure: Measure, out: Path, progress: P
 class _Run:
     """The state of one call: what was proposed so far, and the way to measurements."""
 
-    def __init__(self, config: SearchConfig, space: Space, folder: RunFolder, measure: Measure) -> None:
+    def __init__(self, config: SearchConfig, space: Space, folder: RunFolder, measure: CostOf) -> None:
         self._config = config
         self._space = space
         self._quality = config.quality
@@ -146,13 +145,13 @@ class _Run:
         self._scored.append(scored)
         return scored
 
-    def _cost(self, candidate: Candidate) -> TokenCost | str:
+    def _cost(self, candidate: Candidate) -> Cost | str:
         """The measurement of ``candidate``, stored or new, or why there is none."""
         stored = self._folder.measured(candidate.key) or self._folder.failed(candidate.key)
         if stored is not None:
             return stored
         try:
-            cost = self._measure(candidate.shape, candidate.quant)
+            cost = Cost.of(self._measure(candidate.shape, candidate.quant))
         except DeepthinError as error:
             self._folder.store_failed(candidate.key, str(error))
             return str(error)

@@ -4,15 +4,17 @@ A point gives every dimension but two an index. The width D is then solved: the 
 still left goes into the MLP, 32 columns at a time, and once that is as wide as the quality law can judge, into layers. No
 point is ever rejected: one that leaves no width is moved to cheaper choices, in a fixed order, until one is left.
 
-Every decoded shape can be exported: D is a multiple of the head dim and of 32, the MLP width of 32, head dims are multiples
-of 16 (rotary GroupQueryAttention needs that), and key/value heads divide the heads.
+Every decoded shape suits every hard target: D is a multiple of the head dim and of 32 (256 where K-quants are a target), the
+MLP width likewise, head dims are multiples of 16 (rotary GroupQueryAttention needs that), key/value heads divide the heads,
+and choices that a target refuses are not in the space.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from deepthin.engine.errors import InfeasibleError, UsageError
 from deepthin.engine.formats import quant_named
 from deepthin.engine.shape import Shape
 from deepthin.search.budget import Budget
+from deepthin.search.targets import kept
 
 WIDTH_MULTIPLE = 32  # elements of a quantised block: widths between are stored as f16
 HEAD_DIM_MULTIPLE = 16
@@ -30,9 +33,11 @@ HEAD_DIMS = (32, 64, 96, 128)
 KV_GROUPS = (1, 2, 3, 4, 8)
 MLP_RATIOS = (1.0, 1.5, 2.0, 8 / 3, 3.5, 4.5)
 MAX_MLP_RATIO = 6.0  # the widest MLP the quality law was checked at; a coarse width step could leave room for far more
+SHARINGS = (1,)  # more is allowed, but no law credits repeats and they take time, so none would ever lead
+QK_NORMS = (False,)  # likewise
 QUANTS = ("q4_0", "q8_0", "f16")  # q4_1 is allowed, but is predicted no better than q4_0 and takes more bytes
 
-_REPAIR_ORDER = ("vocab", "tying", "layers", "mlp_ratio", "kv_group", "head_dim", "quant")
+_REPAIR_ORDER = ("vocab", "tying", "sharing", "layers", "mlp_ratio", "kv_group", "qk_norm", "head_dim", "quant")
 
 Point = Mapping[str, int]
 
@@ -75,6 +80,8 @@ class Space:
         kv_groups: at most so many query heads per key/value head; key/value heads are the fewest that divide the heads.
         mlp_ratios: MLP width over D before the rest of the budget is added to it.
         tyings: whether the head may be, or must be, the embedding.
+        sharings: how often each block may run in a row.
+        qk_norms: whether queries and keys may be, or must be, normalised.
         quants: body formats.
         max_seq_len: context limit of every shape.
 
@@ -91,6 +98,8 @@ class Space:
     kv_groups: Sequence[int] = KV_GROUPS
     mlp_ratios: Sequence[float] = MLP_RATIOS
     tyings: Sequence[bool] = (True, False)
+    sharings: Sequence[int] = SHARINGS
+    qk_norms: Sequence[bool] = QK_NORMS
     quants: Sequence[str] = QUANTS
     max_seq_len: int = 2048
 
@@ -102,22 +111,46 @@ class Space:
         bad = [e for e in self.head_dims if e < 1 or e % HEAD_DIM_MULTIPLE]
         if bad:
             raise UsageError(f"search space: head dim {bad[0]} is no multiple of {HEAD_DIM_MULTIPLE}, which ONNX exports need")
-        for name, least in (("vocabs", 1), ("kv_groups", 1), ("mlp_ratios", 0.125)):
+        for name, least in (("vocabs", 1), ("kv_groups", 1), ("mlp_ratios", 0.125), ("sharings", 1)):
             bad_values = [x for x in getattr(self, name) if not x >= least]
             if bad_values:
                 raise UsageError(f"search space: {name} holds {bad_values[0]!r}, but the least possible value is {least}")
         chosen: dict[str, list[Any]] = {
             "vocabs": sorted(self.vocabs),
-            "head_dims": sorted(self.head_dims, key=lambda e: (_width_step(e), e)),
+            "head_dims": sorted(self.head_dims, key=lambda e: (self._width_step(e), e)),
             "kv_groups": sorted(self.kv_groups, reverse=True),
             "mlp_ratios": sorted(self.mlp_ratios),
             "tyings": sorted(self.tyings, reverse=True),
+            "sharings": sorted(self.sharings),
+            "qk_norms": sorted(self.qk_norms),
             "quants": sorted(self.quants, key=lambda quant: (quant_named(quant).bits_per_weight, quant)),
         }
         for name, values in chosen.items():
             if not values:
                 raise UsageError(f"search space: {name} is empty, so nothing can be proposed; give at least one value")
             object.__setattr__(self, name, tuple(dict.fromkeys(values)))
+        plain = {dimension.name: 0 for dimension in self.dimensions} | {"layers": low}
+        for name, dimension in (("sharings", "sharing"), ("qk_norms", "qk_norm")):
+            values = getattr(self, name)
+            probes = {value: plain | {dimension: index} for index, value in enumerate(values)}
+            shapes = {value: self._shape(point, self._step(point)) for value, point in probes.items()}
+            object.__setattr__(self, name, kept(name, values, self.budget.targets, shapes.__getitem__))
+
+    @property
+    def width_multiple(self) -> int:
+        """What widths of the stream and of the MLP are multiples of."""
+        return max(WIDTH_MULTIPLE, self.budget.targets.width_multiple)
+
+    @property
+    def num_points(self) -> int:
+        """Points of the space; several may stand for the same candidate."""
+        return math.prod(dimension.high - dimension.low + 1 for dimension in self.dimensions)
+
+    def points(self) -> Iterator[dict[str, int]]:
+        """Every point, in a fixed order."""
+        names = [dimension.name for dimension in self.dimensions]
+        for values in product(*(range(dimension.low, dimension.high + 1) for dimension in self.dimensions)):
+            yield dict(zip(names, values, strict=True))
 
     @property
     def dimensions(self) -> tuple[Dimension, ...]:
@@ -129,6 +162,8 @@ class Space:
             Dimension("kv_group", 0, len(self.kv_groups) - 1),
             Dimension("mlp_ratio", 0, len(self.mlp_ratios) - 1),
             Dimension("tying", 0, len(self.tyings) - 1),
+            Dimension("sharing", 0, len(self.sharings) - 1),
+            Dimension("qk_norm", 0, len(self.qk_norms) - 1),
             Dimension("quant", 0, len(self.quants) - 1),
         )
 
@@ -182,21 +217,27 @@ class Space:
         return self.quants[point["quant"]]
 
     def _step(self, point: Point) -> int:
-        return _width_step(self.head_dims[point["head_dim"]])
+        return self._width_step(self.head_dims[point["head_dim"]])
+
+    def _width_step(self, head_dim: int) -> int:
+        return math.lcm(head_dim, self.width_multiple)
 
     def _shape(self, point: Point, width: int, kv_heads: int | None = None) -> Shape:
         head_dim = self.head_dims[point["head_dim"]]
         heads = width // head_dim
-        inner = round(self.mlp_ratios[point["mlp_ratio"]] * width / WIDTH_MULTIPLE) * WIDTH_MULTIPLE
+        multiple = self.width_multiple
+        inner = round(self.mlp_ratios[point["mlp_ratio"]] * width / multiple) * multiple
         return Shape(
             num_layers=point["layers"],
             hidden_size=width,
             num_heads=heads,
             num_kv_heads=kv_heads or _fewest_kv_heads(heads, self.kv_groups[point["kv_group"]]),
             head_dim=head_dim,
-            intermediate_size=max(WIDTH_MULTIPLE, inner),
+            intermediate_size=max(multiple, inner),
             vocab_size=self.vocabs[point["vocab"]],
             tie_word_embeddings=self.tyings[point["tying"]],
+            layer_sharing=self.sharings[point["sharing"]],
+            qk_norm=self.qk_norms[point["qk_norm"]],
             max_seq_len=self.max_seq_len,
         )
 
@@ -223,21 +264,37 @@ class Space:
 
     def _filled(self, shape: Shape, quant: str) -> Shape:
         """``shape`` with what the budget still holds: first MLP columns up to MAX_MLP_RATIO, then whole layers."""
-        columns = (int(MAX_MLP_RATIO * shape.hidden_size) - shape.intermediate_size) // WIDTH_MULTIPLE
-        wider = shape.replace(intermediate_size=shape.intermediate_size + WIDTH_MULTIPLE)
-        spare = self._spare(shape, wider, quant)
-        if spare < columns:
-            return shape.replace(intermediate_size=shape.intermediate_size + spare * WIDTH_MULTIPLE)
-        shape = shape.replace(intermediate_size=shape.intermediate_size + max(0, columns) * WIDTH_MULTIPLE)
-        layers = min(
-            self.layers[1] - shape.num_layers, self._spare(shape, shape.replace(num_layers=shape.num_layers + 1), quant)
-        )
-        return shape.replace(num_layers=shape.num_layers + layers)
+        multiple = self.width_multiple
 
-    def _spare(self, shape: Shape, larger: Shape, quant: str) -> int:
-        """How many times the step from ``shape`` to ``larger`` fits into what ``shape`` leaves of the budget."""
-        need, more = self.budget.needs(shape, quant), self.budget.needs(larger, quant)
-        return min((limit - need[name]) // (more[name] - need[name]) for name, limit in self.budget.limits.items())
+        def wider(steps: int) -> Shape:
+            return shape.replace(intermediate_size=shape.intermediate_size + steps * multiple)
+
+        most = max(0, (int(MAX_MLP_RATIO * shape.hidden_size) - shape.intermediate_size) // multiple)
+        columns = self._most_steps(wider, most, quant)
+        wide = wider(columns)
+        if columns < most:
+            return wide
+
+        def deeper(steps: int) -> Shape:
+            return wide.replace(num_layers=wide.num_layers + steps)
+
+        return deeper(self._most_steps(deeper, self.layers[1] - wide.num_layers, quant))
+
+    def _most_steps(self, larger: Callable[[int], Shape], most: int, quant: str) -> int:
+        """How many steps, at most ``most``, meet the budget; sizes grow with steps, but for a digit of a name or two."""
+        if most <= 0:
+            return 0
+        needs = [self.budget.needs(larger(steps), quant) for steps in (0, most)]
+        guess = most
+        for name, limit in self.budget.limits.items():
+            start, end = (need[name] for need in needs)
+            if end > limit:
+                guess = min(guess, (limit - start) * most // max(1, end - start))
+        while guess > 0 and not self.budget.fits(larger(guess), quant):
+            guess -= 1
+        while guess < most and self.budget.fits(larger(guess + 1), quant):
+            guess += 1
+        return guess
 
 
 def infeasible(space: Space) -> InfeasibleError:
@@ -259,14 +316,12 @@ def infeasible(space: Space) -> InfeasibleError:
             f"{flag} is too small: the smallest shape of this search ({shape.text}, {quant}) takes {worst.need:,} "
             f"{worst.unit}, {worst.need - worst.limit:,} more than the budget"
         )
-    budgets = " and ".join(f"--{excess.name} {excess.need}" for excess in over)
-    vocab = _largest_vocab(space)
-    way_out = (
-        f"--vocab {vocab} at this budget, or {budgets} with this vocabulary"
-        if vocab
-        else f"{budgets} (no vocabulary fits this budget)"
-    )
-    return InfeasibleError(f"{found}. Nearest feasible: {way_out}.")
+    budgets = " and ".join(f"--{excess.name} {excess.need} ({excess.need / excess.limit - 1:+.1%})" for excess in over)
+    vocab, context = _largest_vocab(space), _largest_context(space)
+    ways = [f"--vocab {vocab} at this budget"] if vocab else []
+    ways += [f"--context {context} at this budget"] if context else []
+    ways.append(f"{budgets} with this vocabulary" if vocab else f"{budgets} (no vocabulary fits this budget)")
+    return InfeasibleError(f"{found}. Nearest feasible: {', or '.join(ways)}. The nearest shape is {shape.text} in {quant}.")
 
 
 def _largest_vocab(space: Space) -> int:
@@ -280,8 +335,17 @@ def _largest_vocab(space: Space) -> int:
     return low
 
 
-def _width_step(head_dim: int) -> int:
-    return math.lcm(head_dim, WIDTH_MULTIPLE)
+def _largest_context(space: Space) -> int:
+    """The most cached tokens with which the smallest member meets the budget; 0 when there are none, or none are limited."""
+    smallest = space.smallest
+    if space.budget.ram is None:
+        return 0
+    low, high = 0, space.budget.context
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits = replace(space.budget, context=middle).fits(smallest.shape, smallest.quant)
+        low, high = (middle, high) if fits else (low, middle)
+    return low
 
 
 def _fewest_kv_heads(heads: int, group: int) -> int:

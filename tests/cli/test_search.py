@@ -116,3 +116,27 @@ def test_settings_that_make_no_sense(
     code = main(["search", *arguments, "--out", str(tmp_path / "run")])
     assert code == (3 if says is None else 2)
     assert (says or "--bytes 90 is too small") in capsys.readouterr().err
+
+
+def test_memory_targets_and_choices_reach_the_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [*SMALL, "--out", str(tmp_path / "run"), "--ram", "3MB", "--qk-norm", "yes", "--targets", "hf,gguf"]
+    assert main([*arguments, "--price-targets", "gguf-k-quants", "--bytes", "350kB", "--no-export", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["budget"] == {"params": 400_000, "bytes": 350_000, "ram": 3_000_000}
+    assert found["config"]["targets"] == ["hf", "gguf"]
+    assert found["config"]["price_targets"] == ["gguf-k-quants"]
+    for member in found["front"]:
+        assert member["shape"]["qk_norm"]
+        assert member["bytes"] <= 350_000
+        assert member["memory"]["total"] <= 3_000_000
+
+
+def test_a_shape_no_file_can_hold_is_searched_and_not_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [*SMALL, "--out", str(tmp_path / "run"), "--share", "2", "--trials", "2"]
+    assert main(arguments) == 2
+    assert "no sharings is left for --targets hf,onnx,gguf (2 by hf: share=2" in capsys.readouterr().err
+    assert main([*arguments, "--targets", "none"]) == 0
+    text = capsys.readouterr().out
+    assert "fastest_tied is not exported, since no kind of file can hold it (hf: share=2" in text
+    assert "dL_share" in text
+    assert not (tmp_path / "run" / "export").exists()

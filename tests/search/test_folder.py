@@ -11,6 +11,7 @@ import pytest
 from deepthin.engine.errors import DeepthinError, FormatError, UsageError
 from deepthin.engine.shape import Shape
 from deepthin.search.config import DEFAULT_PARAMS, SearchConfig
+from deepthin.search.cost import Cost
 from deepthin.search.folder import RunFolder
 from tests.support.fake_costs import fake_cost
 
@@ -19,7 +20,7 @@ SHAPE = Shape.parse("L=3,d=64,heads=2,ff=96,vocab=100,tied")
 
 
 def test_measurements_come_back_exactly(tmp_path: Path) -> None:
-    cost = fake_cost(SHAPE, "q8_0")
+    cost = Cost.of(fake_cost(SHAPE, "q8_0"))
     with RunFolder(tmp_path / "run", CONFIG) as folder:
         assert folder.store_measured("a", cost) == cost
         folder.store_failed("b", "not on this machine")
@@ -33,7 +34,7 @@ def test_measurements_come_back_exactly(tmp_path: Path) -> None:
 @pytest.mark.parametrize("torn", ['{"key": "b", "cost"', "{", '{"key": "b", "failed": "x"}'])
 def test_torn_last_line_is_dropped_and_the_next_one_is_whole(tmp_path: Path, torn: str) -> None:
     with RunFolder(tmp_path, CONFIG) as folder:
-        folder.store_measured("a", fake_cost(SHAPE, "f16"))
+        folder.store_measured("a", Cost.of(fake_cost(SHAPE, "f16")))
     with (tmp_path / "measurements.jsonl").open("a") as file:
         file.write(torn)
     with RunFolder(tmp_path, CONFIG) as folder:

@@ -10,8 +10,11 @@ import pytest
 from deepthin.engine.accounting import count_bytes, count_params, kv_bytes_per_token
 from deepthin.engine.known_shapes import known_shape
 from deepthin.engine.shape import Shape
+from deepthin.search.file_sizes import gguf_bytes
 from deepthin.search.front import HEADERS, comparison_rows, front_document, front_rows
-from deepthin.search.quality import QualityModel
+from deepthin.search.k_quants import k_quant_size
+from deepthin.search.memory import memory
+from deepthin.search.quality.model import QualityModel
 from deepthin.search.run import SearchConfig, run_search
 from tests.support.fake_costs import FakeMeasure, fake_cost
 from tests.support.scored_candidates import scored
@@ -30,21 +33,28 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_document_holds_what_the_contract_lists(document: dict[str, Any]) -> None:
-    assert document["schema"] == "deepthin/front/1"
-    assert document["budget"] == {"params": 135_000_000, "bytes": None}
+    assert document["schema"] == "deepthin/front/2"
+    assert document["budget"] == {"params": 135_000_000, "bytes": None, "ram": None}
     assert (document["trials"], document["measurements"]) == (24, 24)
     assert document["measured_on"] == {"machine": "a test", "threads": 2, "context": 512}
     for member in document["front"]:
         shape = Shape.from_json(member["shape"])
         assert member["params"] == count_params(shape).total
-        assert member["bytes"] == count_bytes(shape, member["quant"]).total
+        assert member["weight_bytes"] == count_bytes(shape, member["quant"]).total < member["bytes"]
+        assert (
+            member["bytes"] == member["file_bytes"]["gguf"] == gguf_bytes(shape, member["quant"], f"random-{shape.text}-seed0")
+        )
+        assert member["memory"]["total"] == memory(shape, member["quant"], 512).total
+        assert member["fallback_bytes"] == {"gguf-k-quants": k_quant_size(shape).fallback}
         assert member["kv_bytes_per_token"] == kv_bytes_per_token(shape)
         assert set(member["predicted_loss"]) == PREDICTED
         assert set(member["ms_per_token"]) == set(member["ms_per_kchar"]) == MEASURED
         assert member["ms_per_token"]["median"] == fake_cost(shape, member["quant"]).seconds_per_token.median * 1e3
         assert member["predicted_loss"]["value"] == QualityModel().predict(shape, member["quant"]).loss
         assert member["predicted_loss"]["low"] < member["predicted_loss"]["value"] < member["predicted_loss"]["high"]
-        assert all({"name", "nats", "status", "note"} == set(term) for term in member["loss_terms"])
+        assert all(
+            {"name", "nats", "low", "high", "status", "source", "extrapolated"} == set(term) for term in member["loss_terms"]
+        )
 
 
 def test_nothing_in_it_depends_on_the_clock_or_the_place(document: dict[str, Any]) -> None:
@@ -105,6 +115,8 @@ def test_every_pick_stands_beside_smollm2_in_the_same_format(document: dict[str,
 def test_judgement_and_extrapolation_are_named(document: dict[str, Any]) -> None:
     assert "m_attn" in document["quality_model"]["judgement_terms"]
     assert any("Resting on judgement" in note and "m_attn" in note for note in document["notes"])
+    assert any("Used beyond what they were fitted to: dL_vocab" in note for note in document["notes"])
+    assert "about 0.2 points of mean benchmark accuracy" in document["notes"][0]
 
 
 @pytest.mark.parametrize(("vocab_nats", "moved"), [(0.35, True), (0.01, False)])

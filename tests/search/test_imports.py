@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-LIGHT = ("budget", "config", "design", "folder", "front", "laws", "objectives", "picks", "quality", "space")
+LIGHT = ("budget", "config", "design", "folder", "front", "objectives", "picks", "quality.model", "space")
 
 
 @pytest.mark.parametrize(

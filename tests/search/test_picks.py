@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from deepthin.engine.errors import UsageError
-from deepthin.profiles.schema import Measured, Predicted
-from deepthin.search.laws import tokens_per_char
 from deepthin.search.objectives import Limits, Scored, pareto_front
 from deepthin.search.picks import choose, tied
+from deepthin.search.quality.characters import tokens_per_char
 from tests.support.scored_candidates import VOCAB, scored
 
 
@@ -27,24 +24,11 @@ def test_front_keeps_what_nothing_beats_in_both() -> None:
 def test_times_are_per_text_with_their_interval() -> None:
     one = scored(1, 3.0, 800)
     assert one.time == pytest.approx(800)
-    assert isinstance(one.ms_per_kchar, Measured)
-    assert isinstance(one.ms_per_token, Measured)
-    assert isinstance(one.cost.seconds_per_token, Measured)
-    assert one.ms_per_kchar.median == one.time
-    assert one.ms_per_kchar.ci_low < 800 < one.ms_per_kchar.ci_high
+    assert one.ms_per_kchar.value == one.time
+    assert one.ms_per_kchar.low < 800 < one.ms_per_kchar.high
     assert one.ms_per_kchar.unit == one.ms_per_token.unit == "ms"
-    assert one.ms_per_token.median * tokens_per_char(VOCAB) * 1000 == pytest.approx(800)
-    assert len(one.ms_per_token.samples) == one.ms_per_token.n == one.cost.seconds_per_token.n
-
-
-def test_predicted_times_keep_their_basis_and_interval() -> None:
-    cost = scored(1, 3.0, 800).cost
-    part = Predicted(0.002, 0.001, 0.004, "s", "published")
-    one = replace(scored(1, 3.0, 800), cost=replace(cost, seconds_per_token=part))
-    assert one.ms_per_token == Predicted(2.0, 1.0, 4.0, "ms", "published")
-    assert one.time == pytest.approx(one.ms_per_kchar.median)
-    assert one.cost.basis == "published"
-    assert cost.basis == "measured"
+    assert one.ms_per_token.value * tokens_per_char(VOCAB) * 1000 == pytest.approx(800)
+    assert len(one.ms_per_token.samples) == len(one.cost.decode.samples) == 3
 
 
 def test_picks_are_best_fastest_tied_and_knee() -> None:
@@ -81,7 +65,7 @@ def test_picks_can_be_repeated_without_a_doubtful_term() -> None:
 
 def test_limits_are_relative_and_filter() -> None:
     one = scored(1, 3.0, 800)
-    per_token = one.ms_per_token.median
+    per_token = one.ms_per_token.value
     limits = Limits(ms_per_token=per_token / 2, kv_bytes=4 * 2 * 32 * 2 * 100, context=100)
     violations = limits.violations(one)
     assert violations["ms_per_token"] == pytest.approx(1.0)

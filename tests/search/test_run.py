@@ -1,21 +1,25 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from deepthin.engine.accounting import count_bytes, count_params
-from deepthin.engine.errors import DeepthinError, InfeasibleError, UnsupportedError
+from deepthin.engine.errors import DeepthinError, InfeasibleError, UnsupportedError, UsageError
 from deepthin.engine.shape import Shape
 from deepthin.profiles.schema import TokenCost
+from deepthin.search.cost import Cost, Timing
+from deepthin.search.file_sizes import gguf_bytes
 from deepthin.search.run import SearchConfig, run_search
 from tests.support.fake_costs import FakeMeasure
 
@@ -119,11 +123,12 @@ def test_killed_from_outside_at_any_moment(finished: tuple[Path, FakeMeasure], t
 def test_every_evaluated_shape_meets_both_budgets(tmp_path: Path) -> None:
     config = SearchConfig(params=20_000_000, bytes=14_000_000, trials=18)
     document = run_search(config, measure=FakeMeasure(), out=tmp_path / "run")
-    assert document["budget"] == {"params": 20_000_000, "bytes": 14_000_000}
+    assert document["budget"] == {"params": 20_000_000, "bytes": 14_000_000, "ram": None}
     for one in document["evaluated"]:
         shape = Shape.parse(one["shape"])
         assert count_params(shape).total <= 20_000_000
         assert count_bytes(shape, one["quant"]).total <= 14_000_000
+        assert gguf_bytes(shape, one["quant"], f"random-{shape.text}-seed0") <= 14_000_000
 
 
 def test_fixed_vocabulary_and_format_are_kept(tmp_path: Path) -> None:
@@ -205,14 +210,59 @@ def test_limits_steer_and_filter_the_front(finished: tuple[Path, FakeMeasure], t
     [
         (
             {"max_ms_per_token": 0.01},
-            r"none of 6 measured shapes meets --max-ms-per-token: the nearest \(L=.* ms per token, .*% over",
+            r"none of 6 shapes meets --max-ms-per-token: the nearest \(L=.* ms per token, .*% over",
         ),
-        ({"max_kv_bytes": 10}, r"none of 6 measured shapes meets --max-kv-mb: the nearest .* bytes of KV cache"),
+        ({"max_kv_bytes": 10}, r"none of 6 shapes meets --max-kv-mb: the nearest .* bytes of KV cache"),
     ],
 )
 def test_limits_nothing_meets_are_named_with_the_shortfall(tmp_path: Path, limits: dict[str, Any], message: str) -> None:
     with pytest.raises(InfeasibleError, match=message):
         run_search(SearchConfig(trials=6, **limits), measure=FakeMeasure(), out=tmp_path / "run")
+
+
+def test_the_relaxation_that_is_named_admits_a_shape(tmp_path: Path) -> None:
+    cases: list[dict[str, Any]] = [{"max_ms_per_token": 0.01}, {"max_kv_bytes": 10}, {"max_ttft_ms": 0.5, "max_kv_bytes": 10}]
+    for index, limits in enumerate(cases):
+        config: dict[str, Any] = {"trials": 6, **limits}
+        with pytest.raises(InfeasibleError) as caught:
+            run_search(SearchConfig(**config), measure=PromptedMeasure(), out=tmp_path / f"{index}")
+        message = str(caught.value)
+        way_out = message.partition("Smallest relaxation: ")[2]
+        found = {flag: float(number) for flag, number in re.findall(r"--(max-[a-z-]+) ([\d.]+)", way_out)}
+        assert set(found) <= {"max-ms-per-token", "max-ttft-ms", "max-kv-mb"}
+        relaxed = {"max-ms-per-token": "max_ms_per_token", "max-ttft-ms": "max_ttft_ms"}
+        config |= {relaxed[flag]: number for flag, number in found.items() if flag in relaxed}
+        if "max-kv-mb" in found:
+            config["max_kv_bytes"] = round(found["max-kv-mb"] * 1e6)
+        document = run_search(SearchConfig(**config), measure=PromptedMeasure(), out=tmp_path / f"{index} relaxed")
+        assert document["front"]
+        if len(limits) > 1:
+            assert "(of all shapes, --max-ttft-ms alone 0, --max-kv-mb alone 0 met it)" in message
+
+
+class PromptedMeasure(FakeMeasure):
+    """Costs with a time to the first token, as a profile predicts them."""
+
+    def __call__(self, shape: Shape, quant: str) -> Cost:
+        cost = Cost.of(super().__call__(shape, quant))
+        first = Timing(100 * cost.decode.value, 90 * cost.decode.value, 130 * cost.decode.value, basis="predicted")
+        decode = Timing(cost.decode.value, cost.decode.low, cost.decode.high, basis="predicted")
+        return replace(cost, decode=decode, first_token=first, prompt=256)
+
+
+def test_predicted_costs_stay_predicted_to_the_front(tmp_path: Path) -> None:
+    config = SearchConfig(trials=5, max_ttft_ms=1e6)
+    document = run_search(config, measure=PromptedMeasure(), out=tmp_path / "run")
+    for member in document["front"]:
+        assert member["ms_per_token"]["basis"] == member["ms_to_first_token"]["basis"] == "predicted"
+        assert set(member["ms_per_kchar"]) == {"value", "low", "high", "unit", "basis"}
+    again = run_search(config, measure=PromptedMeasure(), out=tmp_path / "run")
+    assert again == document
+
+
+def test_prompts_that_nothing_times_cannot_be_limited(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--max-ttft-ms: prompts are not timed"):
+        run_search(SearchConfig(trials=3, max_ttft_ms=5.0), measure=FakeMeasure(), out=tmp_path / "run")
 
 
 def test_progress_counts_steps_and_names_the_comparison(tmp_path: Path) -> None:

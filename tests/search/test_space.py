@@ -1,24 +1,36 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import product
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepthin.engine.accounting import count_bytes, count_params
+from deepthin.engine.accounting import count_params
 from deepthin.engine.errors import InfeasibleError, UsageError
 from deepthin.engine.model import random_model
 from deepthin.engine.shape import Shape
+from deepthin.engine.targets import target_verdicts
+from deepthin.export.gguf_writer import write_gguf
 from deepthin.search.budget import Budget
+from deepthin.search.file_sizes import gguf_bytes
+from deepthin.search.k_quants import k_quant_size
+from deepthin.search.memory import memory
 from deepthin.search.space import MAX_MLP_RATIO, Candidate, Space, infeasible
+from deepthin.search.targets import TARGETS, Targets
 
 BUDGETS = st.one_of(
     st.builds(Budget, params=st.integers(160_000, 2_000_000_000)),
     st.builds(Budget, bytes=st.integers(200_000, 2_000_000_000)),
     st.builds(Budget, params=st.integers(160_000, 300_000_000), bytes=st.integers(200_000, 300_000_000)),
+    st.builds(Budget, ram=st.integers(8_000_000, 900_000_000), context=st.integers(0, 8192)),
+    st.builds(Budget, bytes=st.integers(400_000, 300_000_000), targets=st.just(Targets(("hf", "gguf"), ("gguf-k-quants",)))),
+    st.builds(Budget, params=st.integers(900_000, 300_000_000), targets=st.just(Targets(TARGETS))),
 )
 
 
@@ -49,13 +61,16 @@ def test_every_candidate_meets_its_budget_exactly_and_can_be_exported(drawn: tup
     assert shape.num_heads % shape.num_kv_heads == 0
     assert shape.num_heads // shape.num_kv_heads <= max(space.kv_groups)
     assert shape.head_dim % 16 == 0
-    assert shape.hidden_size % 32 == 0
-    assert shape.intermediate_size % 32 == 0
+    step = 256 if "gguf-k-quants" in space.budget.targets.hard else 32
+    assert shape.hidden_size % step == 0
+    assert shape.intermediate_size % step == 0
+    verdicts = target_verdicts(shape)
+    assert all(verdicts[rule].ok for rule in ("hf", "onnx", "gguf-q4_0", *(["gguf-k-quants"] if step == 256 else [])))
     assert space.layers[0] <= shape.num_layers <= space.layers[1]
     assert shape.vocab_size in space.vocabs
     assert quant in space.quants
     # Nothing that could be used is left over.
-    inner = shape.intermediate_size + 32
+    inner = shape.intermediate_size + step
     if inner <= MAX_MLP_RATIO * shape.hidden_size:
         assert not meets(space.budget, Candidate(shape.replace(intermediate_size=inner), quant))
     elif shape.num_layers < space.layers[1]:
@@ -63,19 +78,25 @@ def test_every_candidate_meets_its_budget_exactly_and_can_be_exported(drawn: tup
 
 
 def meets(budget: Budget, candidate: Candidate) -> bool:
-    params = count_params(candidate.shape).total
-    size = count_bytes(candidate.shape, candidate.quant).total
-    return params <= (budget.params or params) and size <= (budget.bytes or size)
+    shape, quant = candidate.shape, candidate.quant
+    params = count_params(shape).total
+    size = gguf_bytes(shape, quant, f"random-{shape.text}-seed0")
+    if budget.targets.priced:
+        size = max(size, k_quant_size(shape).bytes)
+    ram = memory(shape, quant, budget.context).total
+    return params <= (budget.params or params) and size <= (budget.bytes or size) and ram <= (budget.ram or ram)
 
 
-def test_budget_counts_what_a_model_really_stores() -> None:
-    space = Space(Budget(params=400_000, bytes=300_000), vocabs=(512, 2048), head_dims=(16, 32))
+def test_budget_counts_what_a_file_really_weighs(tmp_path: Path) -> None:
+    space = Space(Budget(params=400_000, bytes=320_000, seed=3), vocabs=(512, 2048), head_dims=(16, 32))
     generator = np.random.default_rng(0)
-    for _ in range(12):
+    for index in range(12):
         candidate = space.decode(space.sample(generator))
-        model = random_model(candidate.shape, quant=candidate.quant)
+        model = random_model(candidate.shape, quant=candidate.quant, seed=3)
         assert sum(int(np.prod(tensor.dims)) for tensor in model.tensors.values()) <= 400_000
-        assert model.num_bytes <= 300_000
+        path = tmp_path / f"{index}.gguf"
+        write_gguf(model, path)
+        assert path.stat().st_size == space.budget.needs(candidate.shape, candidate.quant)["bytes"] <= 320_000
 
 
 def test_width_is_the_largest_that_fits() -> None:
@@ -121,20 +142,25 @@ def test_smallest_member_is_the_smallest() -> None:
     space = Space(Budget(params=1), layers=(3, 4), vocabs=(64, 128), quants=("f16", "q4_1", "q4_0"), head_dims=(48, 32, 64))
     smallest = space.smallest
     roomy = Space(
-        Budget(params=10**9, bytes=10**9), layers=(3, 4), vocabs=(64, 128), quants=space.quants, head_dims=space.head_dims
+        Budget(params=10**9, bytes=10**9, ram=10**9, context=64),
+        layers=(3, 4),
+        vocabs=(64, 128),
+        quants=space.quants,
+        head_dims=space.head_dims,
     )
+    least = roomy.budget.needs(smallest.shape, smallest.quant)
     for values in product(*(range(d.low, d.high + 1) for d in roomy.dimensions)):
         point = dict(zip((d.name for d in roomy.dimensions), values, strict=True))
         narrowest = roomy._shape(point, roomy._step(point))
         assert count_params(narrowest).total >= count_params(smallest.shape).total
-        size = count_bytes(narrowest, roomy.quants[point["quant"]]).total
-        assert size >= count_bytes(smallest.shape, smallest.quant).total
+        needs = roomy.budget.needs(narrowest, roomy.quants[point["quant"]])
+        assert all(need >= least[name] for name, need in needs.items())
 
 
 def suggestions(message: str) -> tuple[int | None, dict[str, int]]:
     way_out = message.partition("Nearest feasible: ")[2]
     vocab = re.search(r"--vocab (\d+)", way_out)
-    budgets = {name: int(number) for name, number in re.findall(r"--(params|bytes) (\d+)", way_out)}
+    budgets = {name: int(number) for name, number in re.findall(r"--(params|bytes|ram) (\d+)", way_out)}
     return (int(vocab[1]) if vocab else None), budgets
 
 
@@ -174,9 +200,57 @@ def test_bytes_and_parameters_both_too_small() -> None:
     assert set(budgets) == {"params", "bytes"}
     assert feasible(budget, vocab)
     assert not feasible(budget, vocab + 1)
-    assert feasible(Budget(**budgets), 32_000)
-    for name in budgets:
-        assert not feasible(Budget(**{**budgets, name: budgets[name] - 1}), 32_000)
+    assert feasible(Budget(params=budgets["params"], bytes=budgets["bytes"]), 32_000)
+    assert not feasible(Budget(params=budgets["params"] - 1, bytes=budgets["bytes"]), 32_000)
+    assert not feasible(Budget(params=budgets["params"], bytes=budgets["bytes"] - 1), 32_000)
+
+
+def test_memory_too_small_for_the_context_names_a_context_that_fits() -> None:
+    budget = Budget(ram=20_000_000, context=200_000)
+    with pytest.raises(InfeasibleError) as caught:
+        Space(budget, vocabs=(32_000,)).require_feasible()
+    message = str(caught.value)
+    assert message.startswith("--ram 20,000,000 is too small: the smallest shape of this search (L=3,d=32,")
+    assert "bytes of memory" in message
+    context = int(re.findall(r"--context (\d+) at this budget", message)[0])
+    _, budgets = suggestions(message)
+    assert feasible(replace(budget, context=context), 32_000)
+    assert not feasible(replace(budget, context=context + 1), 32_000)
+    assert feasible(replace(budget, ram=budgets["ram"]), 32_000)
+    assert not feasible(replace(budget, ram=budgets["ram"] - 1), 32_000)
+
+
+def test_a_refusal_says_how_much_more_is_needed_and_which_shape_is_nearest() -> None:
+    with pytest.raises(InfeasibleError) as caught:
+        Space(Budget(params=1_000_000), vocabs=(32_000,)).require_feasible()
+    found = re.search(r"--params (\d+) \(\+([\d.]+)%\).* The nearest shape is (L=\S+) in q4_0\.$", str(caught.value))
+    assert found is not None
+    assert count_params(Shape.parse(found[3])).total == int(found[1])
+    assert float(found[2]) == pytest.approx((int(found[1]) / 1e6 - 1) * 100, abs=0.06)
+
+
+def test_targets_take_choices_out_of_the_space() -> None:
+    every = Space(Budget(params=10**7, targets=Targets(())), sharings=(1, 2), qk_norms=(False, True))
+    assert (every.sharings, every.qk_norms) == ((1, 2), (False, True))
+    files = Space(Budget(params=10**7), sharings=(1, 2), qk_norms=(False, True))
+    assert (files.sharings, files.qk_norms) == ((1,), (False, True))
+    with pytest.raises(UsageError, match=r"no sharings is left for --targets gguf \(2 by gguf: share=2"):
+        Space(Budget(params=10**7, targets=Targets(("gguf",))), sharings=(2,))
+
+
+def test_shared_and_normed_shapes_are_decoded_as_asked() -> None:
+    space = Space(Budget(params=10**7, targets=Targets(("onnx",))), qk_norms=(True,))
+    generator = np.random.default_rng(1)
+    assert all(space.decode(space.sample(generator)).shape.qk_norm for _ in range(5))
+    shared = Space(Budget(params=10**7, targets=Targets(())), sharings=(3,))
+    assert shared.decode(shared.sample(generator)).shape.layer_sharing == 3
+
+
+def test_points_are_counted_and_listed() -> None:
+    space = Space(Budget(params=10**7), layers=(3, 5), vocabs=(4096, 8192), head_dims=(64,), kv_groups=(3,), mlp_ratios=(2.0,))
+    points = list(space.points())
+    assert space.num_points == len(points) == 3 * 2 * 2 * 3
+    assert len({tuple(point.values()) for point in points}) == len(points)
 
 
 def test_body_above_the_budget_leaves_no_vocabulary() -> None:
@@ -220,7 +294,7 @@ def test_lists_that_describe_no_decoder_are_refused(changes: dict[str, object], 
 
 
 @pytest.mark.parametrize("limits", [{}, {"params": 0}, {"bytes": -5}, {"params": 1.5}, {"params": True}])
-def test_budgets_that_limit_nothing_are_refused(limits: dict[str, int]) -> None:
+def test_budgets_that_limit_nothing_are_refused(limits: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="budget"):
         Budget(**limits)
 

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from deepthin.engine.shape import Shape
 from deepthin.profiles.schema import TokenCost
+from deepthin.search.cost import Cost
 from deepthin.search.folder import JOURNAL, MEASUREMENTS, RunFolder
 from deepthin.search.run import SearchConfig, run_search
 from deepthin.search.study import SearchStudy
@@ -40,13 +41,13 @@ def main(out: Path, log: Path, trials: int, where: str, count: int) -> None:
     measure, doom = FakeMeasure(log), Doom(count)
     store, tell = RunFolder.store_measured, SearchStudy.tell
 
-    def measuring(shape: Shape, quant: str) -> TokenCost:
+    def measuring(shape: Shape, quant: str) -> TokenCost | Cost:
         cost = measure(shape, quant)
         if where == "measure" and doom.strike():
             die()
         return cost
 
-    def storing(folder: RunFolder, key: str, cost: TokenCost) -> TokenCost:
+    def storing(folder: RunFolder, key: str, cost: Cost) -> Cost:
         if where == "torn" and doom.strike():
             for name, text in ((MEASUREMENTS, '{"key": "L=3,d'), (JOURNAL, '{"op_code":4,"wor')):
                 with (folder.path / name).open("a") as file:

@@ -9,6 +9,7 @@ from deepthin.engine.accounting import bytes_read_per_token
 from deepthin.engine.errors import UnsupportedError
 from deepthin.engine.shape import Shape
 from deepthin.profiles.schema import Measured, TokenCost
+from deepthin.search.cost import Cost
 
 BANDWIDTH, LAYER_S, CONTEXT = 12e9, 33e-6, 512  # bytes/s and seconds a layer, as on a small two-core machine
 
@@ -26,7 +27,7 @@ class FakeMeasure:
         self._log = log
         self._refuse = refuse
 
-    def __call__(self, shape: Shape, quant: str) -> TokenCost:
+    def __call__(self, shape: Shape, quant: str) -> TokenCost | Cost:
         self.calls.append((shape.text, quant))
         if self._log is not None:
             with self._log.open("a") as file:
