@@ -1,4 +1,4 @@
-"""``deepthin export SOURCE --out DIR``: one set of weights as a Hugging Face folder, ONNX and GGUF files."""
+"""``deepthin export SOURCE --out DIR``: one set of weights as folders for transformers, genai, transformers.js, llama.cpp."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from deepthin.cli.source import open_source
 from deepthin.cli.table import table
 from deepthin.engine.formats import BODY_QUANTS
 
-TARGETS = ("hf", "onnx", "gguf")
+TARGETS = ("hf", "genai", "transformersjs", "gguf", "onnx")
 EXAMPLES = """examples:
   deepthin export model.gguf --out bundle
   deepthin export model.gguf --out bundle --to hf,gguf --quant f16,q8_0
-  deepthin export hf-folder/ --out bundle --to onnx --quant f32,q4_0
+  deepthin export hf-folder/ --out bundle --to genai,transformersjs --quant f32,q4_0
   deepthin export smollm2-135m --out twin --seed 7      (random weights in the shape of a known model)
 
 Then: deepthin verify bundle
@@ -33,7 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=argument(parse_path), required=True, metavar="DIR", help="folder to write; must be absent or empty"
     )
     parser.add_argument(
-        "--to", type=one_of(*TARGETS), default=list(TARGETS), metavar="T,T,..", help="of hf,onnx,gguf (default: all)"
+        "--to",
+        type=one_of(*TARGETS),
+        default=list(TARGETS[:-1]),
+        metavar="T,T,..",
+        help="of hf,genai,transformersjs,gguf (default: all); onnx is short for genai,transformersjs",
     )
     default = ["f32", "f16", "q8_0", "q4_0"]
     parser.add_argument(

@@ -51,11 +51,15 @@ class ModelFile:
         path: below the bundle; for ``hf`` the folder.
         kind: ``hf``, ``onnx`` or ``gguf``.
         quant: what its matrices are stored as.
+        target: the part of the bundle it belongs to: hf, genai, transformersjs or gguf.
+        sha256: of the file as the manifest has it; empty for a folder.
     """
 
     path: str
     kind: str
     quant: str
+    target: str = ""
+    sha256: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +115,14 @@ def model_files(manifest: Manifest) -> list[ModelFile]:
         FormatError: one is stored in a format that this version does not know.
     """
     folders = [
-        ModelFile(PurePosixPath(file.path).parent.as_posix(), "hf", file.quant)
+        ModelFile(PurePosixPath(file.path).parent.as_posix(), "hf", file.quant, "hf")
         for file in manifest.select(target="hf", format="safetensors")
     ]
-    files = [ModelFile(file.path, kind, file.quant) for kind in ("gguf", "onnx") for file in manifest.select(format=kind)]
+    files = [
+        ModelFile(file.path, kind, file.quant, file.target, file.sha256)
+        for kind in ("gguf", "onnx")
+        for file in manifest.select(format=kind)
+    ]
     models = list(dict.fromkeys(folders)) + files
     for model in models:
         if model.quant not in BODY_QUANTS:

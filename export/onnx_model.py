@@ -30,7 +30,7 @@ from deepthin.engine.model import Model
 from deepthin.engine.rope import rope_tables
 from deepthin.engine.shape import Shape
 from deepthin.engine.tensors import stored_format, tensor_specs
-from deepthin.export.feasibility import require_targets
+from deepthin.export.feasibility import ONNX_TARGETS, require_targets
 from deepthin.export.onnx_file import EXTERNAL_BYTES, write_onnx_file
 from deepthin.export.onnx_graph import CONTRIB, OnnxGraph
 from deepthin.export.onnx_weights import weight_bytes
@@ -55,7 +55,7 @@ def write_onnx(
     Raises:
         UnsupportedError: onnxruntime has no operator for the shape.
     """
-    require_targets(("onnx",), model.shape)
+    require_targets(ONNX_TARGETS, model.shape)
     graph = OnnxGraph(model, accuracy_level=accuracy_level)
     decoder = _Decoder(graph, model.shape)
     decoder.build()
@@ -79,6 +79,11 @@ def onnx_bytes(shape: Shape, quant: str) -> int:
     """
     body = format_named(quant)
     return sum(weight_bytes(spec.num_elements, stored_format(spec, body)) for spec in tensor_specs(shape))
+
+
+def shares_buffer(shape: Shape) -> bool:
+    """Whether new keys and values may be written into the buffer of the past ones, as GroupQueryAttention does."""
+    return shape.head_dim % 8 == 0
 
 
 class _Decoder:
