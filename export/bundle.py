@@ -25,12 +25,15 @@ from typing import Any
 from deepthin._version import VERSION
 from deepthin.engine.accounting import count_params
 from deepthin.engine.errors import DeepthinError, FormatError, UsageError
-from deepthin.engine.formats import quant_named
+from deepthin.engine.formats import STORED, quant_named
 from deepthin.engine.model import Model
-from deepthin.export.bundle_files import ONNX_QUANTS, BundleWriter
+from deepthin.engine.shape import Shape
+from deepthin.engine.targets import target_verdicts
+from deepthin.export.bundle_files import BundleWriter
 from deepthin.export.feasibility import ONNX_TARGETS, TARGETS, expand_targets, refusals, require_targets
 from deepthin.export.gguf_writer import body_format
 from deepthin.export.manifest import FILE_NAME, SCHEMA, read_manifest, unlisted_files, write_manifest
+from deepthin.export.onnx_profiles import OnnxProfile, profile_named
 
 DEFAULT_QUANTS = ("f32", "f16", "q8_0", "q4_0")
 
@@ -42,6 +45,7 @@ def export_bundle(
     targets: Sequence[str] = TARGETS,
     quants: Sequence[str] = DEFAULT_QUANTS,
     hf_dtype: str = "f32",
+    onnx_profile: str = "contrib",
     accuracy_level: int = 0,
     skip_infeasible: bool = False,
     seed: int | None = None,
@@ -58,8 +62,10 @@ def export_bundle(
         model: any stored formats.
         out: absent, empty, or (with ``overwrite``) an older bundle without foreign files.
         targets: of hf, genai, transformersjs and gguf; onnx is short for the two in the middle.
-        quants: of the GGUF files; ONNX gets those that it has operators for (f32, q8_0, q4_0, q4_1).
+        quants: of the GGUF files; ONNX gets those that it has operators for (f32, q8_0, q4_0, q4_1). ``stored``
+            keeps every tensor as the model stores it, a K-quant mixture included.
         hf_dtype: f32, f16 or bf16.
+        onnx_profile: which operators ONNX files use; a name out of :data:`deepthin.export.onnx_profiles.PROFILES`.
         accuracy_level: of 4 and 8 bit ONNX weights; see :func:`deepthin.export.onnx_model.write_onnx`.
         skip_infeasible: leave out targets that cannot express the shape and say so in the manifest.
         seed: of random weights, for the manifest.
@@ -73,7 +79,8 @@ def export_bundle(
         FormatError: ``out`` is in use, or a value fits no wanted format.
         DeepthinError: the file system refuses.
     """
-    targets, quants = expand_targets(targets), tuple(dict.fromkeys(quant_named(quant).name for quant in quants))
+    targets, quants = expand_targets(targets), tuple(dict.fromkeys(_quant_name(quant) for quant in quants))
+    profile = profile_named(onnx_profile)
     refused = refusals(targets, model.shape)
     if not skip_infeasible:
         require_targets(targets, model.shape)
@@ -81,15 +88,15 @@ def export_bundle(
     if refused and not feasible:
         require_targets(targets, model.shape)
     onnx = [target for target in feasible if target in ONNX_TARGETS]
-    no_operator = [quant for quant in quants if quant not in ONNX_QUANTS] if onnx else []
+    no_operator = [quant for quant in quants if quant not in profile.quants] if onnx else []
     nothing_fits = bool(onnx) and onnx == feasible and len(no_operator) == len(quants)
     if not feasible or not (quants or feasible == ["hf"]) or nothing_fits:
         raise UsageError(
             f"nothing to export: targets {list(targets)} with quants {list(quants)}; targets are {', '.join(TARGETS)}, "
-            f"and ONNX files come in {', '.join(ONNX_QUANTS)}"
+            f"and ONNX files come in {', '.join(profile.quants)}"
         )
     partial = out.parent / f".{out.name}.partial-{secrets.token_hex(4)}"
-    writer = BundleWriter(partial, hf_dtype, accuracy_level, progress or (lambda path: None))
+    writer = BundleWriter(partial, hf_dtype, profile, accuracy_level, progress or (lambda path: None))
     try:
         _require_free(out, overwrite)
         partial.mkdir(parents=True)
@@ -107,6 +114,7 @@ def export_bundle(
             "quants": list(quants),
             "refused": refused,
             "not_in_onnx": no_operator,
+            "onnx": _onnx_record(profile, model.shape) if onnx else None,
             "onnx_accuracy_level": accuracy_level if onnx else None,
             "files": [asdict(file) for file in writer.files],
             "versions": {"deepthin": VERSION, **{name: version(name) for name in ("numpy", "onnx")}},
@@ -119,6 +127,23 @@ def export_bundle(
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return document
+
+
+def _quant_name(quant: str) -> str:
+    return STORED if quant == STORED else quant_named(quant).name
+
+
+def _onnx_record(profile: OnnxProfile, shape: Shape) -> dict[str, Any]:
+    """What the ONNX files need, and how their attention is written."""
+    used = profile.of(shape)
+    attention = target_verdicts(shape)["onnx"].why if used.contrib else "operators of the ONNX standard only"
+    return {
+        "profile": used.name,
+        "opset": used.opset,
+        "ir_version": used.ir_version,
+        "onnxruntime": f">={used.onnxruntime}",
+        "attention": attention,
+    }
 
 
 def _require_free(out: Path, overwrite: bool) -> None:

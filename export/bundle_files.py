@@ -8,16 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from deepthin.engine.accounting import count_bytes, count_params
-from deepthin.engine.formats import format_named
+from deepthin.engine.formats import STORED, format_named
 from deepthin.engine.model import Model
 from deepthin.export.genai_folder import genai_config
 from deepthin.export.gguf_writer import write_gguf
 from deepthin.export.hf_folder import write_hf_folder
 from deepthin.export.manifest import BundleFile, sha256_of
+from deepthin.export.onnx_profiles import OnnxProfile
 from deepthin.export.text_files import generation_config, write_json, write_tokenizer_files
 from deepthin.export.transformersjs_folder import file_name, transformersjs_config
-
-ONNX_QUANTS = ("f32", "q8_0", "q4_0", "q4_1")  # formats that ONNX has operators for
 
 
 @dataclass
@@ -27,12 +26,14 @@ class BundleWriter:
     Attributes:
         folder: absent or empty.
         hf_dtype: of the Hugging Face folder.
+        profile: of the ONNX files.
         accuracy_level: of 4 and 8 bit ONNX weights.
         progress: told the path of each file before it is written.
     """
 
     folder: Path
     hf_dtype: str
+    profile: OnnxProfile
     accuracy_level: int
     progress: Callable[[str], None]
     files: list[BundleFile] = field(default_factory=list)
@@ -43,8 +44,8 @@ class BundleWriter:
             self._hf(model)
         decoders = []
         for quant in quants:
-            stored = model.quantized(quant)
-            if quant in ONNX_QUANTS and set(targets) & {"genai", "transformersjs"}:
+            stored = model if quant == STORED else model.quantized(quant)
+            if quant in self.profile.quants and set(targets) & {"genai", "transformersjs"}:
                 decoders.append(self._onnx(stored, quant, targets))
             if "gguf" in targets:
                 self._gguf(stored, quant)
@@ -54,6 +55,7 @@ class BundleWriter:
     def _hf(self, model: Model) -> None:
         folder = self._made("hf")
         self.progress("hf/model.safetensors")
+        model = model.unrolled()
         written = write_hf_folder(model, folder, dtype=self.hf_dtype)
         predicted = count_params(model.shape).total * format_named(self.hf_dtype).block_bytes
         _require_size("hf/model.safetensors", written, predicted)
@@ -61,7 +63,7 @@ class BundleWriter:
 
     def _onnx(self, stored: Model, quant: str, targets: Sequence[str]) -> Path:
         """The decoder in the folders of all that run it; returns the last path it has."""
-        from deepthin.export.onnx_model import onnx_bytes, shares_buffer, write_onnx  # loads `onnx`
+        from deepthin.export.onnx_model import onnx_bytes, shares_buffer, stored_onnx_bytes, write_onnx  # loads `onnx`
 
         names = {"genai": f"genai/{quant}/model.onnx", "transformersjs": f"transformersjs/onnx/{file_name(quant)}"}
         first: Path | None = None
@@ -69,16 +71,16 @@ class BundleWriter:
             name = names[target]
             path = self._made(name.rpartition("/")[0]) / name.rpartition("/")[2]
             self.progress(name)
-            written = onnx_bytes(stored.shape, quant)
+            written = stored_onnx_bytes(stored) if quant == STORED else onnx_bytes(stored.shape, quant)
             if first is None or first.with_name(first.name + "_data").exists():  # data outside is found by the model's name
-                paths, measured = write_onnx(stored, path, accuracy_level=self.accuracy_level)
+                paths, measured = write_onnx(stored, path, profile=self.profile.name, accuracy_level=self.accuracy_level)
                 _require_size(name, measured, written)
             else:
                 shutil.copyfile(first, path)
                 paths = [path]
             first = first or path
             if target == "genai":
-                shares = shares_buffer(stored.shape)
+                shares = self.profile.contrib and shares_buffer(stored.shape)
                 config = genai_config(stored.shape, stored.tokenizer, filename=path.name, shares_buffer=shares)
                 write_json(path.with_name("genai_config.json"), config)
                 write_tokenizer_files(stored, path.parent)
@@ -96,10 +98,11 @@ class BundleWriter:
         self._add_all(folder, "transformersjs", "f32", {})
 
     def _gguf(self, stored: Model, quant: str) -> None:
-        path = self._made("gguf") / f"model-{quant}.gguf"
+        path, stored = self._made("gguf") / f"model-{quant}.gguf", stored.unrolled()
         self.progress(f"gguf/{path.name}")
-        written = write_gguf(stored, path, file_format=format_named(quant))
-        _require_size(f"gguf/{path.name}", written, count_bytes(stored.shape, quant).total)
+        as_stored = quant == STORED
+        written = write_gguf(stored, path, file_format=None if as_stored else format_named(quant))
+        _require_size(f"gguf/{path.name}", written, stored.num_bytes if as_stored else count_bytes(stored.shape, quant).total)
         self._add(path, "gguf", quant, written)
 
     def _made(self, name: str) -> Path:

@@ -12,7 +12,7 @@ import numpy as np
 
 from deepthin.engine.arrays import F32
 from deepthin.engine.errors import FormatError
-from deepthin.engine.formats import BODY_QUANTS, FORMATS
+from deepthin.engine.formats import BODY_QUANTS, FORMATS, STORED
 from deepthin.engine.load import load_model
 from deepthin.engine.model import Model, TokenizerSpec
 from deepthin.engine.rope import rope_magnitude, rope_rates
@@ -125,9 +125,15 @@ def model_files(manifest: Manifest) -> list[ModelFile]:
     ]
     models = list(dict.fromkeys(folders)) + files
     for model in models:
-        if model.quant not in BODY_QUANTS:
-            raise FormatError(f"manifest: {model.path} is said to hold {model.quant!r}; known are {', '.join(BODY_QUANTS)}")
-    return sorted(models, key=lambda model: (-FORMATS[model.quant].bits_per_weight, model.quant))
+        if model.quant not in (*BODY_QUANTS, STORED):
+            known = ", ".join((*BODY_QUANTS, STORED))
+            raise FormatError(f"manifest: {model.path} is said to hold {model.quant!r}; known are {known}")
+    return sorted(models, key=lambda model: (-_exactness(model.quant), model.quant))
+
+
+def _exactness(quant: str) -> float:
+    """Bits of a value; what is as its source stored it comes right after f32, since nothing has rounded it."""
+    return FORMATS["f32"].bits_per_weight - 1 if quant == STORED else FORMATS[quant].bits_per_weight
 
 
 def read_contents(root: Path, file: ModelFile, shape: Shape) -> Contents:
@@ -149,7 +155,13 @@ def read_contents(root: Path, file: ModelFile, shape: Shape) -> Contents:
 def compare_facts(base: str, shape: Shape, contents: Contents) -> list[FactDifference]:
     """Facts of ``contents`` that are not as ``shape``, read from ``base``, has them; in the order they were read."""
     wanted = _shape_facts(shape)
-    wanted |= {"rope_interleaved": 0, "attention_window": -1, "attention_softcap": 0.0, "attention_scale": 0.0}
+    wanted |= {
+        "rope_interleaved": 0,
+        "attention_causal": 1,
+        "attention_window": -1,
+        "attention_softcap": 0.0,
+        "attention_scale": 0.0,
+    }
     found = dict(contents.facts)
     if _is_same(found.get("attention_scale"), 1 / math.sqrt(shape.head_dim)):
         found["attention_scale"] = 0.0  # the default, spelled out
@@ -208,7 +220,11 @@ def _presence(tokenizer: TokenizerSpec | None) -> str:
 
 
 def manifest_facts(base: str, listed: Shape, read: Shape) -> list[FactDifference]:
-    """Where the shape in the manifest is not the one read from ``base``, which is what runtimes see."""
+    """Where the shape in the manifest is not the one read from ``base``, which is what runtimes see.
+
+    Folders of Hugging Face and GGUF files have shared blocks written out, and so they are compared.
+    """
+    listed, read = listed.unrolled, read.unrolled
     found, wanted = _shape_facts(listed), _shape_facts(read)
     if _is_same_scaling(found["rope_scaling"], wanted["rope_scaling"], read):
         found["rope_scaling"] = wanted["rope_scaling"]

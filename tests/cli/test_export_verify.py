@@ -100,7 +100,8 @@ def test_what_quant_does_not_reach_is_said(tmp_path: Path, capsys: pytest.Captur
     assert main(["export", TINY, "--out", str(tmp_path / "b"), "--to", "hf,onnx", "--quant", "q4_0,f16", "--quiet"]) == 0
     text = capsys.readouterr().out
     assert "hf holds f32 weights, as --hf-dtype says; --quant applies to gguf and onnx" in text
-    assert "onnx has no files for f16" in text
+    assert "onnx has no files for f16, since it has no operators for them" in text
+    assert "onnx: opset 21, onnxruntime >=1.20; GroupQueryAttention with built-in rotary embedding" in text
 
 
 def test_verify_counts_what_ran_apart_from_what_was_compared(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:

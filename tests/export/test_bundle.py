@@ -21,7 +21,6 @@ from deepthin.engine.targets import target_verdicts
 from deepthin.engine.tensors import tensor_specs
 from deepthin.export import bundle_files
 from deepthin.export.bundle import export_bundle
-from deepthin.export.bundle_files import ONNX_QUANTS
 from deepthin.export.manifest import check_files, read_manifest
 from tests.support.tiny_models import lively_model, tiny_shape
 
@@ -50,7 +49,7 @@ def test_layout_and_manifest(exported: Path, model: Model) -> None:
     assert set(tree(exported)) == {file.path for file in manifest.files} | {"manifest.json"}
     assert set(tree(exported)) == {
         "hf/config.json", "hf/generation_config.json", "hf/model.safetensors",
-        *(f"genai/{quant}/{name}" for quant in ONNX_QUANTS for name in ("genai_config.json", "model.onnx")),
+        *(f"genai/{quant}/{name}" for quant in ("f32", "q8_0", "q4_0", "q4_1") for name in ("genai_config.json", "model.onnx")),
         "transformersjs/config.json", "transformersjs/generation_config.json", "transformersjs/onnx/model.onnx",
         *(f"transformersjs/onnx/model_{name}.onnx" for name in ("quantized", "q4", "q4_1")),
         *(f"gguf/model-{quant}.gguf" for quant in ("f32", "f16", "q8_0", "q4_0", "q4_1")), "manifest.json",
@@ -112,15 +111,15 @@ def test_two_exports_are_equal_byte_for_byte(model: Model, tmp_path: Path) -> No
 
 
 def test_targets_that_refuse_are_named_before_anything_is_written(tmp_path: Path) -> None:
-    model = lively_model(Shape.parse("L=1,d=64,heads=3,head_dim=20,ff=64,vocab=40,tied"))
-    with pytest.raises(UnsupportedError, match=r"hf: .*heads=3.*genai: .*multiple of 8, not 20"):
+    model = lively_model(Shape.parse("L=1,d=64,heads=3,head_dim=20,ff=64,vocab=40,tied,mlp=gelu"))
+    with pytest.raises(UnsupportedError, match=r"hf: mlp=gelu.*gguf: mlp=gelu"):
         export_bundle(model, tmp_path / "out")
     assert not list(tmp_path.iterdir())
-    document = export_bundle(model, tmp_path / "out", quants=("f16",), skip_infeasible=True)
-    assert document["targets"] == ["gguf"] and set(document["refused"]) == {"hf", "genai", "transformersjs"}
-    assert set(tree(tmp_path / "out")) == {"gguf/model-f16.gguf", "manifest.json"}
-    with pytest.raises(UnsupportedError, match="genai"):
-        export_bundle(model, tmp_path / "none", targets=("onnx", "hf"), skip_infeasible=True)
+    document = export_bundle(model, tmp_path / "out", quants=("f32",), skip_infeasible=True)
+    assert document["targets"] == ["genai", "transformersjs"] and set(document["refused"]) == {"hf", "gguf"}
+    assert {name.split("/")[0] for name in tree(tmp_path / "out")} == {"genai", "transformersjs", "manifest.json"}
+    with pytest.raises(UnsupportedError, match="gguf"):
+        export_bundle(model, tmp_path / "none", targets=("gguf", "hf"), skip_infeasible=True)
 
 
 def test_more_layers_than_llama_cpp_runs(tmp_path: Path) -> None:

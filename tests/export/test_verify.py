@@ -131,6 +131,20 @@ def test_a_forgotten_bias_is_named(tmp_path: Path, file: str) -> None:
     assert any("blk.1.attn_k.bias: it is all zeros" in line for line in result["summary"]), result["summary"]
 
 
+@pytest.mark.parametrize("name", ["plain", "narrow_heads", "shared", "qwen3_odd"])
+def test_standard_operators_pass(tmp_path: Path, name: str) -> None:
+    export_bundle(
+        lively_model(tiny_shape(name), seed=3),
+        tmp_path / "b",
+        quants=("f32", "q4_0"),
+        onnx_profile="standard",
+        skip_infeasible=True,
+    )
+    result = verify_bundle(tmp_path / "b", runtimes=RUNTIMES[:3])
+    assert result["verdict"] == "pass", result["summary"]
+    assert {line["file"] for line in result["weights"]} >= {"genai/f32/model.onnx", "genai/q4_0/model.onnx"}
+
+
 def test_level_4_has_budgets_of_its_own(tmp_path: Path) -> None:
     model = random_model(Shape.parse("L=4,d=64,heads=4,kv=2,ff=160,vocab=500,untied"), seed=1)
     export_bundle(model, tmp_path / "b", targets=["hf", "onnx"], quants=("f32", "q8_0", "q4_0"), accuracy_level=4)
