@@ -1,4 +1,4 @@
-"""``deepthin export SOURCE --out DIR``: one set of weights as a Hugging Face folder, ONNX and GGUF files."""
+"""``deepthin export SOURCE --out DIR``: one set of weights as folders for transformers, genai, transformers.js, llama.cpp."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from deepthin.cli.progress import Progress
 from deepthin.cli.sizes import bytes_text, count_text
 from deepthin.cli.source import open_source
 from deepthin.cli.table import table
-from deepthin.engine.formats import BODY_QUANTS
+from deepthin.engine.formats import BODY_QUANTS, STORED
 
-TARGETS = ("hf", "onnx", "gguf")
+TARGETS = ("hf", "genai", "transformersjs", "gguf", "onnx")
 EXAMPLES = """examples:
   deepthin export model.gguf --out bundle
   deepthin export model.gguf --out bundle --to hf,gguf --quant f16,q8_0
-  deepthin export hf-folder/ --out bundle --to onnx --quant f32,q4_0
+  deepthin export hf-folder/ --out bundle --to genai,transformersjs --quant f32,q4_0
+  deepthin export q4_k_m.gguf --out bundle --to onnx --quant stored    (the same integers)
   deepthin export smollm2-135m --out twin --seed 7      (random weights in the shape of a known model)
 
 Then: deepthin verify bundle
@@ -33,15 +34,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=argument(parse_path), required=True, metavar="DIR", help="folder to write; must be absent or empty"
     )
     parser.add_argument(
-        "--to", type=one_of(*TARGETS), default=list(TARGETS), metavar="T,T,..", help="of hf,onnx,gguf (default: all)"
+        "--to",
+        type=one_of(*TARGETS),
+        default=list(TARGETS[:-1]),
+        metavar="T,T,..",
+        help="of hf,genai,transformersjs,gguf (default: all); onnx is short for genai,transformersjs",
     )
     default = ["f32", "f16", "q8_0", "q4_0"]
     parser.add_argument(
         "--quant",
-        type=one_of(*BODY_QUANTS),
+        type=one_of(*BODY_QUANTS, STORED),
         default=default,
         metavar="Q,Q,..",
-        help=f"of {','.join(BODY_QUANTS)} (default: {','.join(default)}); ONNX files are written for f32, q8_0, q4_0 and q4_1",
+        help=f"of {','.join((*BODY_QUANTS, STORED))} (default: {','.join(default)}); stored keeps SOURCE's own formats; "
+        "ONNX files are written for f32, q8_0, q4_0, q4_1 and stored",
+    )
+    parser.add_argument(
+        "--onnx-profile",
+        choices=("contrib", "standard"),
+        default="contrib",
+        help="operators of ONNX files: onnxruntime's own, fastest there (default), or those of the ONNX standard only",
     )
     parser.add_argument(
         "--hf-dtype", choices=("f32", "f16", "bf16"), default="f32", help="of the Hugging Face weights (default: f32)"
@@ -72,6 +84,7 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
         targets=options.to,
         quants=options.quant,
         hf_dtype=options.hf_dtype,
+        onnx_profile=options.onnx_profile,
         seed=options.seed if source.model is None else None,
         overwrite=options.overwrite,
         progress=lambda path: progress(f"writing {path}"),
@@ -92,5 +105,9 @@ def manifest_text(manifest: Mapping[str, Any], out: Path) -> str:
     if dtype is not None:
         lines.append(f"hf holds {dtype} weights, as --hf-dtype says; --quant applies to gguf and onnx")
     if manifest["not_in_onnx"]:
-        lines.append(f"onnx has no files for {', '.join(manifest['not_in_onnx'])}; it takes f32, q8_0, q4_0 and q4_1")
+        kind = "operators" if manifest["onnx"]["profile"] == "contrib" else "standard operators"
+        lines.append(f"onnx has no files for {', '.join(manifest['not_in_onnx'])}, since it has no {kind} for them")
+    if manifest["onnx"]:
+        record = manifest["onnx"]
+        lines.append(f"onnx: opset {record['opset']}, onnxruntime {record['onnxruntime']}; {record['attention']}")
     return "\n".join(lines)

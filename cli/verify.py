@@ -11,7 +11,7 @@ from deepthin.cli.outcome import Outcome
 from deepthin.cli.progress import Progress
 from deepthin.cli.table import table
 
-RUNTIMES = ("engine", "onnxruntime", "llama.cpp")
+RUNTIMES = ("engine", "onnxruntime", "llama.cpp", "genai", "transformers.js")
 EXAMPLES = """examples:
   deepthin verify bundle
   deepthin verify run/export --runtimes engine,onnxruntime

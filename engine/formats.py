@@ -105,6 +105,9 @@ GGUF_TYPES: dict[int, BlockFormat] = {f.gguf_type: f for f in FORMATS.values()}
 BODY_QUANTS = tuple(name for name, fmt in FORMATS.items() if fmt.can_quantize)
 
 
+STORED = "stored"  # in place of a quant: every tensor as its source stores it, whatever the mixture
+
+
 def format_named(name: str) -> BlockFormat:
     """The format called ``name``.
 

@@ -98,7 +98,7 @@ def _load_bundle(path: Path, manifest: Path) -> Model:
         raise FormatError(f"{manifest}: its schema is {ascii(schema)[:60]}, but a bundle of {_MANIFEST_SCHEMA!r} is needed")
     if (path / "hf").is_dir():
         return model_from_hf_folder(path / "hf")
-    for fmt in ("f32", "bf16", "f16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"):
+    for fmt in ("f32", "stored", "bf16", "f16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"):
         file = path / "gguf" / f"model-{fmt}.gguf"
         if file.is_file():
             return _load_file(file)

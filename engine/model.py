@@ -134,6 +134,19 @@ class Model:
         """Every tensor as f32 by canonical name."""
         return {name: tensor.dequantize() for name, tensor in self.tensors.items()}
 
+    def unrolled(self) -> Model:
+        """The same decoder with shared blocks written out, for formats that know no sharing; memory holds one copy."""
+        shape = self.shape.unrolled
+        if shape == self.shape:
+            return self
+        tensors: dict[str, Tensor] = {}
+        for name, tensor in self.tensors.items():
+            blk, _, rest = name.partition(".")
+            number, _, part = rest.partition(".")
+            runs = range(self.shape.layer_sharing) if blk == "blk" else ()
+            tensors |= {f"blk.{int(number) * len(runs) + run}.{part}": tensor for run in runs} or {name: tensor}
+        return Model(shape, tensors, self.tokenizer, self.name, self.source, self.metadata)
+
     def quantized(self, quant: str) -> Model:
         """The same model with matrices stored as ``quant`` and the embedding and head as ``head_format(quant)``.
 

@@ -134,6 +134,16 @@ class Shape:
         """Whether queries and keys of ``block`` are turned by their position."""
         return not self.nope_every or (block + 1) % self.nope_every != 0
 
+    @property
+    def unrolled(self) -> Self:
+        """The shape that runs each block once and computes the same: shared blocks are written out one after another.
+
+        With layers that have no positions there is none, since those are counted in blocks with weights of their own.
+        """
+        if self.layer_sharing == 1 or self.nope_every:
+            return self
+        return self.replace(num_layers=self.num_executed_layers, layer_sharing=1)
+
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read the text form, for example ``L=30,d=576,heads=9,kv=3,ff=1536,vocab=49152,tied``.

@@ -1,7 +1,7 @@
 """Which runtimes and file formats take a shape, and why not: shape rules as data, asked before anything is trained or written.
 
-Sources of the rules: onnxruntime ``GroupQueryAttention`` schema (head_dim a multiple of 16 for its built-in rotary
-embedding, of 8 for the separate operator), transformers 5 ``LlamaConfig`` (hidden_size a multiple of the heads),
+Sources of the rules: onnxruntime ``GroupQueryAttention`` on the CPU, 1.20 to 1.32 (head_dim a multiple of 16 for its built-in
+rotary embedding, of 8 without it), transformers 5 ``LlamaConfig`` (hidden_size a multiple of the heads),
 llama.cpp's block sizes (32 for Q8_0 and Q4, 256 for K-quants).
 """
 
@@ -16,6 +16,11 @@ from deepthin.engine.errors import UnsupportedError
 from deepthin.engine.shape import Shape
 
 K_QUANT_BLOCK = 256
+ONNX_RUNGS = (  # ways to write attention, fastest first
+    "GroupQueryAttention with built-in rotary embedding",
+    "head_dim={head_dim} is no multiple of 16, so rotary embedding is an operator of its own before GroupQueryAttention",
+    "head_dim={head_dim} is no multiple of 8, so attention is the standard operator (opset 23, onnxruntime from 1.23 on)",
+)
 LLAMA_CPP_MAX_LAYERS = 512  # LLAMA_MAX_LAYERS in llama.cpp src/llama-hparams.h
 
 
@@ -45,6 +50,8 @@ def _engine(shape: Shape) -> Verdict:
 
 
 def _hf(shape: Shape) -> Verdict:
+    written = _written_out(shape)
+    shape = shape.unrolled
     reason = missing_architecture(shape)
     if reason:
         return Verdict(False, reason)
@@ -54,21 +61,28 @@ def _hf(shape: Shape) -> Verdict:
         return Verdict(
             False, f"transformers' {config} refuses d={shape.hidden_size} that is no multiple of heads={shape.num_heads}"
         )
-    return Verdict(True, architecture.hf_class)
+    return Verdict(True, f"{architecture.hf_class}{written}")
+
+
+def _written_out(shape: Shape) -> str:
+    """What becomes of shared layers where a format knows none."""
+    return "" if shape.layer_sharing == 1 else f", shared blocks written out as {shape.num_executed_layers}"
 
 
 def _onnx(shape: Shape) -> Verdict:
-    if shape.layer_sharing > 1:
-        return Verdict(False, f"share={shape.layer_sharing} (shared layers are not written yet)")
-    if shape.head_dim % 16 == 0:
-        return Verdict(True, "GroupQueryAttention with built-in rotary embedding")
-    if shape.head_dim % 8 == 0:
-        return Verdict(True, f"head_dim={shape.head_dim} is no multiple of 16, so rotary embedding is an operator of its own")
-    return Verdict(False, f"GroupQueryAttention needs head_dim to be a multiple of 8, not {shape.head_dim}")
+    if shape.layer_sharing > 1 and shape.nope_every:
+        return Verdict(False, f"share={shape.layer_sharing} with nope={shape.nope_every} (not written)")
+    return Verdict(True, ONNX_RUNGS[attention_rung(shape.head_dim)].format(head_dim=shape.head_dim))
+
+
+def attention_rung(head_dim: int) -> int:
+    """Which of :data:`ONNX_RUNGS` a head of this width takes: the lower, the faster."""
+    return 0 if head_dim % 16 == 0 else 1 if head_dim % 8 == 0 else 2
 
 
 def _llama_cpp(shape: Shape) -> str:
     """What keeps llama.cpp from running ``shape`` in any format, or an empty string."""
+    shape = shape.unrolled
     too_deep = shape.num_layers > LLAMA_CPP_MAX_LAYERS
     limit = f"llama.cpp runs at most {LLAMA_CPP_MAX_LAYERS} layers, not {shape.num_layers}" if too_deep else ""
     return missing_architecture(shape) or scaling_unread(shape) or limit
@@ -82,7 +96,7 @@ def _gguf(quant: str) -> Callable[[Shape], Verdict]:
         kept = fallback_matrices(shape, quant)
         if kept:
             return Verdict(True, f"rows of {', '.join(kept)} are no multiple of 32 and stay f16")
-        return Verdict(True, f"architecture {gguf_architecture(shape).name}")
+        return Verdict(True, f"architecture {gguf_architecture(shape.unrolled).name}{_written_out(shape)}")
 
     return rule
 

@@ -1,11 +1,15 @@
-"""Writes a bundle: one set of weights as a Hugging Face folder, ONNX and GGUF files, and a manifest, whole or not at all.
+"""Writes a bundle: one set of weights as folders for four kinds of runtime, and a manifest, whole or not at all.
 
-Each quantisation is made once and its integers go into the GGUF and the ONNX file alike. Layout:
+Each quantisation is made once and its integers go into the GGUF and the ONNX file alike. Every folder loads as it is. Layout:
 
-    hf/config.json, model.safetensors, generation_config.json, and tokenizer files if the model has a tokenizer
-    onnx/model.onnx (f32), model_q4.onnx (q4_0), model_q4_1.onnx, model_q8_0.onnx
+    hf/config.json, model.safetensors, generation_config.json
+    genai/<quant>/genai_config.json, model.onnx
+    transformersjs/config.json, generation_config.json, onnx/model.onnx (f32), model_q4.onnx (q4_0), model_quantized.onnx (q8_0)
     gguf/model-<quant>.gguf
     manifest.json
+
+All but gguf have tokenizer.json and tokenizer_config.json beside their configuration if the model has a tokenizer. An ONNX file
+has the same bytes in both places.
 """
 
 from __future__ import annotations
@@ -13,22 +17,24 @@ from __future__ import annotations
 import secrets
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from deepthin._version import VERSION
-from deepthin.engine.accounting import count_bytes, count_params
+from deepthin.engine.accounting import count_params
 from deepthin.engine.errors import DeepthinError, FormatError, UsageError
-from deepthin.engine.formats import format_named, quant_named
+from deepthin.engine.formats import STORED, quant_named
 from deepthin.engine.model import Model
-from deepthin.export.feasibility import TARGETS, refusals, require_targets
-from deepthin.export.gguf_writer import body_format, write_gguf
-from deepthin.export.hf_folder import write_hf_folder
-from deepthin.export.manifest import FILE_NAME, SCHEMA, BundleFile, read_manifest, sha256_of, unlisted_files, write_manifest
+from deepthin.engine.shape import Shape
+from deepthin.engine.targets import target_verdicts
+from deepthin.export.bundle_files import BundleWriter
+from deepthin.export.feasibility import ONNX_TARGETS, TARGETS, expand_targets, refusals, require_targets
+from deepthin.export.gguf_writer import body_format
+from deepthin.export.manifest import FILE_NAME, SCHEMA, read_manifest, unlisted_files, write_manifest
+from deepthin.export.onnx_profiles import OnnxProfile, profile_named
 
-ONNX_NAMES = {"f32": "model.onnx", "q4_0": "model_q4.onnx", "q4_1": "model_q4_1.onnx", "q8_0": "model_q8_0.onnx"}
 DEFAULT_QUANTS = ("f32", "f16", "q8_0", "q4_0")
 
 
@@ -39,6 +45,7 @@ def export_bundle(
     targets: Sequence[str] = TARGETS,
     quants: Sequence[str] = DEFAULT_QUANTS,
     hf_dtype: str = "f32",
+    onnx_profile: str = "contrib",
     accuracy_level: int = 0,
     skip_infeasible: bool = False,
     seed: int | None = None,
@@ -54,9 +61,11 @@ def export_bundle(
     Args:
         model: any stored formats.
         out: absent, empty, or (with ``overwrite``) an older bundle without foreign files.
-        targets: of hf, onnx and gguf.
-        quants: of the GGUF files; ONNX gets those that it has operators for (f32, q8_0, q4_0, q4_1).
+        targets: of hf, genai, transformersjs and gguf; onnx is short for the two in the middle.
+        quants: of the GGUF files; ONNX gets those that it has operators for (f32, q8_0, q4_0, q4_1). ``stored``
+            keeps every tensor as the model stores it, a K-quant mixture included.
         hf_dtype: f32, f16 or bf16.
+        onnx_profile: which operators ONNX files use; a name out of :data:`deepthin.export.onnx_profiles.PROFILES`.
         accuracy_level: of 4 and 8 bit ONNX weights; see :func:`deepthin.export.onnx_model.write_onnx`.
         skip_infeasible: leave out targets that cannot express the shape and say so in the manifest.
         seed: of random weights, for the manifest.
@@ -70,25 +79,28 @@ def export_bundle(
         FormatError: ``out`` is in use, or a value fits no wanted format.
         DeepthinError: the file system refuses.
     """
-    targets, quants = tuple(dict.fromkeys(targets)), tuple(dict.fromkeys(quant_named(quant).name for quant in quants))
+    targets, quants = expand_targets(targets), tuple(dict.fromkeys(_quant_name(quant) for quant in quants))
+    profile = profile_named(onnx_profile)
     refused = refusals(targets, model.shape)
     if not skip_infeasible:
         require_targets(targets, model.shape)
     feasible = [target for target in targets if target not in refused]
     if refused and not feasible:
         require_targets(targets, model.shape)
-    no_operator = [quant for quant in quants if quant not in ONNX_NAMES] if "onnx" in feasible else []
-    if not feasible or not (quants or feasible == ["hf"]) or (feasible == ["onnx"] and len(no_operator) == len(quants)):
+    onnx = [target for target in feasible if target in ONNX_TARGETS]
+    no_operator = [quant for quant in quants if quant not in profile.quants] if onnx else []
+    nothing_fits = bool(onnx) and onnx == feasible and len(no_operator) == len(quants)
+    if not feasible or not (quants or feasible == ["hf"]) or nothing_fits:
         raise UsageError(
             f"nothing to export: targets {list(targets)} with quants {list(quants)}; targets are {', '.join(TARGETS)}, "
-            f"and ONNX files come in {', '.join(ONNX_NAMES)}"
+            f"and ONNX files come in {', '.join(profile.quants)}"
         )
     partial = out.parent / f".{out.name}.partial-{secrets.token_hex(4)}"
-    writer = _Writer(partial, progress or (lambda path: None))
+    writer = BundleWriter(partial, hf_dtype, profile, accuracy_level, progress or (lambda path: None))
     try:
         _require_free(out, overwrite)
         partial.mkdir(parents=True)
-        writer.write(model, feasible, quants, hf_dtype, accuracy_level)
+        writer.write(model, feasible, quants)
         document = {
             "schema": SCHEMA,
             "version": VERSION,
@@ -102,7 +114,8 @@ def export_bundle(
             "quants": list(quants),
             "refused": refused,
             "not_in_onnx": no_operator,
-            "onnx_accuracy_level": accuracy_level if "onnx" in feasible else None,
+            "onnx": _onnx_record(profile, model.shape) if onnx else None,
+            "onnx_accuracy_level": accuracy_level if onnx else None,
             "files": [asdict(file) for file in writer.files],
             "versions": {"deepthin": VERSION, **{name: version(name) for name in ("numpy", "onnx")}},
         }
@@ -116,66 +129,21 @@ def export_bundle(
     return document
 
 
-@dataclass
-class _Writer:
-    """Writes the files of one bundle below ``folder`` and remembers them."""
-
-    folder: Path
-    progress: Callable[[str], None]
-    files: list[BundleFile] = field(default_factory=list)
-
-    def write(self, model: Model, targets: Sequence[str], quants: Sequence[str], hf_dtype: str, accuracy_level: int) -> None:
-        for target in targets:
-            (self.folder / target).mkdir()
-        if "hf" in targets:
-            self._hf(model, hf_dtype)
-        for quant in quants:
-            wants_onnx = "onnx" in targets and quant in ONNX_NAMES
-            if not wants_onnx and "gguf" not in targets:
-                continue
-            stored = model.quantized(quant)
-            if wants_onnx:
-                self._onnx(stored, quant, accuracy_level)
-            if "gguf" in targets:
-                self._gguf(stored, quant)
-
-    def _hf(self, model: Model, dtype: str) -> None:
-        self.progress("hf/model.safetensors")
-        written = write_hf_folder(model, self.folder / "hf", dtype=dtype)
-        _require_size("hf/model.safetensors", written, _plain_bytes(model, dtype))
-        for path in sorted((self.folder / "hf").iterdir()):
-            weights = path.suffix == ".safetensors"
-            self._add(path, "hf", path.suffix[1:], dtype, written if weights else 0)
-
-    def _onnx(self, stored: Model, quant: str, accuracy_level: int) -> None:
-        from deepthin.export.onnx_model import onnx_bytes, write_onnx  # loads `onnx`
-
-        name = ONNX_NAMES[quant]
-        self.progress(f"onnx/{name}")
-        paths, written = write_onnx(stored, self.folder / "onnx" / name, accuracy_level=accuracy_level)
-        _require_size(f"onnx/{name}", written, onnx_bytes(stored.shape, quant))
-        for path in paths:
-            self._add(path, "onnx", path.suffix[1:], quant, written if path is paths[-1] else 0)
-
-    def _gguf(self, stored: Model, quant: str) -> None:
-        path = self.folder / "gguf" / f"model-{quant}.gguf"
-        self.progress(f"gguf/{path.name}")
-        written = write_gguf(stored, path, file_format=format_named(quant))
-        _require_size(f"gguf/{path.name}", written, count_bytes(stored.shape, quant).total)
-        self._add(path, "gguf", "gguf", quant, written)
-
-    def _add(self, path: Path, target: str, kind: str, quant: str, tensor_bytes: int) -> None:
-        name = path.relative_to(self.folder).as_posix()
-        self.files.append(BundleFile(name, path.stat().st_size, sha256_of(path), target, kind, quant, tensor_bytes))
+def _quant_name(quant: str) -> str:
+    return STORED if quant == STORED else quant_named(quant).name
 
 
-def _plain_bytes(model: Model, dtype: str) -> int:
-    return count_params(model.shape).total * format_named(dtype).block_bytes
-
-
-def _require_size(name: str, written: int, predicted: int) -> None:
-    if written != predicted:
-        raise AssertionError(f"Bug: {name} holds {written} bytes of weights, but {predicted} were predicted")
+def _onnx_record(profile: OnnxProfile, shape: Shape) -> dict[str, Any]:
+    """What the ONNX files need, and how their attention is written."""
+    used = profile.of(shape)
+    attention = target_verdicts(shape)["onnx"].why if used.contrib else "operators of the ONNX standard only"
+    return {
+        "profile": used.name,
+        "opset": used.opset,
+        "ir_version": used.ir_version,
+        "onnxruntime": f">={used.onnxruntime}",
+        "attention": attention,
+    }
 
 
 def _require_free(out: Path, overwrite: bool) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from deepthin.engine.arrays import F32
 from deepthin.engine.errors import FormatError
-from deepthin.engine.formats import BODY_QUANTS, FORMATS
+from deepthin.engine.formats import BODY_QUANTS, FORMATS, STORED
 from deepthin.engine.load import load_model
 from deepthin.engine.model import Model, TokenizerSpec
 from deepthin.engine.rope import rope_magnitude, rope_rates
@@ -51,11 +51,15 @@ class ModelFile:
         path: below the bundle; for ``hf`` the folder.
         kind: ``hf``, ``onnx`` or ``gguf``.
         quant: what its matrices are stored as.
+        target: the part of the bundle it belongs to: hf, genai, transformersjs or gguf.
+        sha256: of the file as the manifest has it; empty for a folder.
     """
 
     path: str
     kind: str
     quant: str
+    target: str = ""
+    sha256: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +115,25 @@ def model_files(manifest: Manifest) -> list[ModelFile]:
         FormatError: one is stored in a format that this version does not know.
     """
     folders = [
-        ModelFile(PurePosixPath(file.path).parent.as_posix(), "hf", file.quant)
+        ModelFile(PurePosixPath(file.path).parent.as_posix(), "hf", file.quant, "hf")
         for file in manifest.select(target="hf", format="safetensors")
     ]
-    files = [ModelFile(file.path, kind, file.quant) for kind in ("gguf", "onnx") for file in manifest.select(format=kind)]
+    files = [
+        ModelFile(file.path, kind, file.quant, file.target, file.sha256)
+        for kind in ("gguf", "onnx")
+        for file in manifest.select(format=kind)
+    ]
     models = list(dict.fromkeys(folders)) + files
     for model in models:
-        if model.quant not in BODY_QUANTS:
-            raise FormatError(f"manifest: {model.path} is said to hold {model.quant!r}; known are {', '.join(BODY_QUANTS)}")
-    return sorted(models, key=lambda model: (-FORMATS[model.quant].bits_per_weight, model.quant))
+        if model.quant not in (*BODY_QUANTS, STORED):
+            known = ", ".join((*BODY_QUANTS, STORED))
+            raise FormatError(f"manifest: {model.path} is said to hold {model.quant!r}; known are {known}")
+    return sorted(models, key=lambda model: (-_exactness(model.quant), model.quant))
+
+
+def _exactness(quant: str) -> float:
+    """Bits of a value; what is as its source stored it comes right after f32, since nothing has rounded it."""
+    return FORMATS["f32"].bits_per_weight - 1 if quant == STORED else FORMATS[quant].bits_per_weight
 
 
 def read_contents(root: Path, file: ModelFile, shape: Shape) -> Contents:
@@ -141,7 +155,13 @@ def read_contents(root: Path, file: ModelFile, shape: Shape) -> Contents:
 def compare_facts(base: str, shape: Shape, contents: Contents) -> list[FactDifference]:
     """Facts of ``contents`` that are not as ``shape``, read from ``base``, has them; in the order they were read."""
     wanted = _shape_facts(shape)
-    wanted |= {"rope_interleaved": 0, "attention_window": -1, "attention_softcap": 0.0, "attention_scale": 0.0}
+    wanted |= {
+        "rope_interleaved": 0,
+        "attention_causal": 1,
+        "attention_window": -1,
+        "attention_softcap": 0.0,
+        "attention_scale": 0.0,
+    }
     found = dict(contents.facts)
     if _is_same(found.get("attention_scale"), 1 / math.sqrt(shape.head_dim)):
         found["attention_scale"] = 0.0  # the default, spelled out
@@ -200,7 +220,11 @@ def _presence(tokenizer: TokenizerSpec | None) -> str:
 
 
 def manifest_facts(base: str, listed: Shape, read: Shape) -> list[FactDifference]:
-    """Where the shape in the manifest is not the one read from ``base``, which is what runtimes see."""
+    """Where the shape in the manifest is not the one read from ``base``, which is what runtimes see.
+
+    Folders of Hugging Face and GGUF files have shared blocks written out, and so they are compared.
+    """
+    listed, read = listed.unrolled, read.unrolled
     found, wanted = _shape_facts(listed), _shape_facts(read)
     if _is_same_scaling(found["rope_scaling"], wanted["rope_scaling"], read):
         found["rope_scaling"] = wanted["rope_scaling"]

@@ -8,8 +8,15 @@ from deepthin.engine.errors import UnsupportedError, UsageError
 from deepthin.engine.shape import Shape
 from deepthin.engine.targets import target_verdicts
 
-_RULES = {"hf": "hf", "onnx": "onnx", "gguf": "gguf-f16"}  # target -> its key in engine/targets.py
+_RULES = {"hf": "hf", "genai": "onnx", "transformersjs": "onnx", "gguf": "gguf-f16"}  # target -> its key in engine/targets.py
 TARGETS = tuple(_RULES)
+ONNX_TARGETS = tuple(target for target, rule in _RULES.items() if rule == "onnx")
+ALIASES = {"onnx": ONNX_TARGETS}
+
+
+def expand_targets(targets: Iterable[str]) -> tuple[str, ...]:
+    """``targets`` without repetitions, short names spelled out; unknown names stay."""
+    return tuple(dict.fromkeys(name for target in targets for name in ALIASES.get(target, (target,))))
 
 
 def refusals(targets: Iterable[str], shape: Shape) -> dict[str, str]:

@@ -18,10 +18,12 @@ from deepthin.engine.errors import FormatError
 from deepthin.engine.rope import rope_magnitude, rope_rates
 from deepthin.engine.shape import Shape
 
+_ATTENTION = ("GroupQueryAttention", "Attention")
+_CAUSAL = {"GroupQueryAttention": ("causal", 1), "Attention": ("is_causal", 0)}  # attribute and its default
 _MATMULS = ("MatMul", "FusedMatMul", "Gemm", "MatMulNBits")
 _TABLES = ("Gather", "GatherBlockQuantized")
 _BIASED = ".biased"
-_ROTARY = ("GroupQueryAttention", "RotaryEmbedding")
+_THROUGH = ("Reshape", "Transpose", "DequantizeLinear", "Gather", "GatherBlockQuantized")  # from a use to its initializer
 _TABLE_TOLERANCE = 1e-6  # an f32 cosine may round either way
 _RECOVERED_TOLERANCE = 1e-2  # a base recovered from one f32 sine is off by some 1e-6, which grows with the position
 
@@ -43,14 +45,45 @@ class OnnxContents:
     made_by: dict[str, Any] = field(default_factory=dict)
 
     def array(self, name: str) -> npt.NDArray[Any] | None:
-        """Values of initializer ``name``, also through a Reshape in front of its use; None when there is no such constant."""
+        """Values of initializer ``name``, or what turning or dequantising makes of one; None when it is no constant.
+
+        A Reshape is looked through: its users give the dimensions.
+        """
         from onnx import numpy_helper
 
         if name not in self.initializers:
             node = self.made_by.get(name)
-            return self.array(node.input[0]) if node is not None and node.op_type == "Reshape" else None
+            if node is None or node.op_type not in _THROUGH[:3]:
+                return None
+            made = [self.array(part) for part in node.input]
+            if made[0] is None:
+                return None
+            if node.op_type == "DequantizeLinear":
+                return None if made[1] is None else _dequantized(made[0], made[1], _attributes(node))
+            return made[0].T if node.op_type == "Transpose" else made[0]
         values: npt.NDArray[Any] = numpy_helper.to_array(self.initializers[name], base_dir=str(self.path.parent))
         return values
+
+    def root(self, name: str) -> str:
+        """The initializer that ``name`` comes from, or whatever is behind it."""
+        node = self.made_by.get(name)
+        return self.root(node.input[0]) if node is not None and node.op_type in _THROUGH else name
+
+    @property
+    def head(self) -> Any:
+        """The product behind the logits, or None."""
+        node = self.made_by.get("logits")
+        while node is not None and node.op_type == "Reshape":
+            node = self.made_by.get(node.input[0])
+        return node
+
+    @property
+    def table(self) -> Any:
+        """The node that makes rows of the embedding, or None."""
+        gathers = [node for node in self.nodes if node.op_type in _TABLES and "input_ids" in node.input]
+        apart = {name for node in gathers for name in node.output}
+        joined = [node for node in self.nodes if node.op_type == "DequantizeLinear" and node.input[0] in apart]
+        return next(iter(joined or gathers), None)
 
 
 def read_onnx(path: Path) -> OnnxContents:
@@ -80,8 +113,9 @@ def onnx_weights(contents: OnnxContents) -> dict[str, F32]:
         FormatError: a constant has dimensions that its operator cannot use.
     """
     found: dict[str, F32] = {}
+    head, table = contents.head, contents.table
     for node in contents.nodes:
-        name = _weight_name(node)
+        name = "output" if node is head else "token_embd" if node is table else _weight_name(node)
         try:
             values = None if name is None else _node_weight(contents, node)
         except (ValueError, IndexError) as error:
@@ -97,14 +131,17 @@ def onnx_facts(contents: OnnxContents, shape: Shape) -> dict[str, Any]:
     A fact that operators disagree on is a sorted list of what they say. ``rope_theta`` is recovered from the tables; it is
     that of ``shape`` exactly when the tables are, and words when no base explains them.
     """
-    attention = [_attributes(node) for node in contents.nodes if node.op_type == "GroupQueryAttention"]
+    attention = [_attributes(node) for node in contents.nodes if node.op_type in _ATTENTION]
     facts: dict[str, Any] = {
         "num_layers": len(attention),
-        "num_heads": _agreed([item.get("num_heads") for item in attention]),
+        "num_heads": _agreed([item.get("num_heads", item.get("q_num_heads")) for item in attention]),
         "num_kv_heads": _agreed([item.get("kv_num_heads") for item in attention]),
         "rms_norm_eps": _agreed(_epsilons(contents)),
         "tie_word_embeddings": _is_tied(contents),
         "rope_interleaved": _agreed([_attributes(n).get(_interleaved_key(n), 0) for n in _rotary_nodes(contents)]),
+        "attention_causal": _agreed(
+            [_attributes(n).get(*_CAUSAL[n.op_type]) for n in contents.nodes if n.op_type in _ATTENTION]
+        ),
         "attention_window": _agreed([item.get("local_window_size", -1) for item in attention]),
         "attention_scale": _agreed([item.get("scale", 0.0) for item in attention]),
         "attention_softcap": _agreed([item.get("softcap", 0.0) for item in attention]),
@@ -126,10 +163,6 @@ def _weight_name(node: Any) -> str | None:
     if not node.output:
         return None
     output = node.output[0]
-    if node.op_type in _TABLES and "input_ids" in node.input:
-        return "token_embd"
-    if output == "logits":
-        return "output"
     if node.op_type == "Add" and output.endswith(_BIASED):
         return str(output.removesuffix("ed"))
     known = (*_MATMULS, "SkipSimplifiedLayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization")
@@ -143,12 +176,23 @@ def _node_weight(contents: OnnxContents, node: Any) -> F32 | None:
         return _blockwise(contents, list(node.input[1:]), attributes, attributes["K"])
     if node.op_type == "GatherBlockQuantized":
         return _blockwise(contents, [node.input[0], *node.input[2:]], attributes, None)
+    if node is contents.table and node.op_type == "DequantizeLinear":
+        codes, scales = (contents.array(contents.root(name)) for name in node.input[:2])
+        return None if codes is None or scales is None else _dequantized(codes, scales, {**attributes, "axis": 1})
     index = {"Gather": 0, "SkipSimplifiedLayerNormalization": 2}.get(node.op_type, 1)
     values = contents.array(node.input[index])
     if values is None:
         return None
     transposed = node.op_type == "MatMul" or (node.op_type in ("FusedMatMul", "Gemm") and not attributes.get("transB", 0))
     return np.ascontiguousarray(values.T if transposed else values, np.float32)
+
+
+def _dequantized(codes: npt.NDArray[Any], scales: npt.NDArray[Any], attributes: dict[str, Any]) -> F32:
+    """Blocked DequantizeLinear of signed integers, f32 with the dimensions of ``codes``."""
+    axis, block = attributes.get("axis", 1), attributes.get("block_size", 0)
+    wide = np.repeat(scales, block, axis=axis) if block else scales
+    values: F32 = codes.astype(np.float32) * wide[tuple(slice(size) for size in codes.shape)].astype(np.float32)
+    return values
 
 
 def _blockwise(contents: OnnxContents, names: list[str], attributes: dict[str, Any], cols: int | None) -> F32 | None:
@@ -168,10 +212,10 @@ def _blockwise(contents: OnnxContents, names: list[str], attributes: dict[str, A
 
 
 def _is_tied(contents: OnnxContents) -> bool:
-    tables = [node.input[0] for node in contents.nodes if _weight_name(node) == "token_embd"]
-    heads = [node.input[1] for node in contents.nodes if "logits" in node.output]
-    sources = {contents.made_by[name].input[0] if name in contents.made_by else name for name in tables}
-    return bool(sources & set(heads))
+    table, head = contents.table, contents.head
+    if table is None or head is None or len(head.input) < 2:
+        return False
+    return contents.root(table.input[0]) == contents.root(head.input[1])
 
 
 def _epsilons(contents: OnnxContents) -> list[float]:
@@ -199,7 +243,7 @@ def _op_behind(contents: OnnxContents, name: str) -> str:
 
 def _rotary_nodes(contents: OnnxContents) -> list[Any]:
     apart = [node for node in contents.nodes if node.op_type == "RotaryEmbedding"]
-    return apart or [node for node in contents.nodes if node.op_type in _ROTARY]
+    return apart or [node for node in contents.nodes if node.op_type == "GroupQueryAttention"]
 
 
 def _interleaved_key(node: Any) -> str:
@@ -208,7 +252,7 @@ def _interleaved_key(node: Any) -> str:
 
 def _nope_every(contents: OnnxContents, shape: Shape) -> Any:
     """``shape``'s own value where the same layers have positions; else which have none."""
-    layers = [node for node in contents.nodes if node.op_type == "GroupQueryAttention"]
+    layers = [node for node in contents.nodes if node.op_type in _ATTENTION]
     turned = [
         bool(_attributes(node).get("do_rotary", 0)) or _op_behind(contents, node.input[0]) == "RotaryEmbedding"
         for node in layers

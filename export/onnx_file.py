@@ -38,7 +38,8 @@ def write_onnx_file(
     data_path = path.with_name(path.name + "_data")
     heads, offset = [], 0
     for item in initializers:
-        head = onnx.TensorProto(name=item.name, dims=item.dims, data_type=onnx.helper.np_dtype_to_tensor_dtype(item.dtype))
+        kind = onnx.TensorProto.INT4 if item.packed else onnx.helper.np_dtype_to_tensor_dtype(item.dtype)
+        head = onnx.TensorProto(name=item.name, dims=item.dims, data_type=kind)
         if outside and item.num_bytes > _SMALL_BYTES:
             head.data_location = onnx.TensorProto.EXTERNAL
             for key, value in (("location", data_path.name), ("offset", offset), ("length", item.num_bytes)):

@@ -1,14 +1,18 @@
 """Stored tensors as ONNX initializers: the same integers and scales, regrouped as the operators want them.
 
-MatMulNBits computes w = (q - zero point) * scale over blocks of 32 values of a row:
+MatMulNBits computes w = (q - zero point) * scale over blocks of a row:
 
-| stored | bits | q                                  | scale  | zero point                     |
-|--------|------|------------------------------------|--------|--------------------------------|
-| q4_0   | 4    | nibbles, regrouped to 2j, 2j + 1   | d      | 8, the operator's default      |
-| q4_1   | 4    | nibbles, regrouped to 2j, 2j + 1   | d      | -m / d, float                  |
-| q8_0   | 8    | int8 + 128                         | d      | 128, the operator's default    |
+| stored | bits | block | q                                  | scale  | zero point                     |
+|--------|------|-------|------------------------------------|--------|--------------------------------|
+| q4_0   | 4    | 32    | nibbles, regrouped to 2j, 2j + 1   | d      | 8, the operator's default      |
+| q4_1   | 4    | 32    | nibbles, regrouped to 2j, 2j + 1   | d      | -m / d, float                  |
+| q4_k   | 4    | 32    | nibbles in order                   | d sc   | dmin mn / (d sc), float        |
+| q5_0   | 8    | 32    | q + 112                            | d      | 128, the operator's default    |
+| q6_k   | 8    | 16    | q + 96                             | d sc   | 128, the operator's default    |
+| q8_0   | 8    | 32    | int8 + 128                         | d      | 128, the operator's default    |
 
-q4_0 and q8_0 give bit-equal values; q4_1 keeps the integers and rounds in float (7e-8 relative).
+q4_0, q5_0, q6_k and q8_0 give bit-equal values; q4_1 and q4_k keep the integers and round in float (7e-8 relative). q5_1 and
+q5_k would need 8 bits and float zero points, which onnxruntime refuses on CPUs; they are written as f32.
 
     N rows    K columns    B blocks per row
 Source: onnxruntime ``docs/ContribOperators.md``, com.microsoft.MatMulNBits and GatherBlockQuantized.
@@ -24,11 +28,16 @@ import numpy as np
 import numpy.typing as npt
 
 from deepthin.engine.arrays import F32, U8
-from deepthin.engine.formats import Q4_0, Q4_1, Q8_0, BlockFormat
+from deepthin.engine.formats import Q4_0, Q4_1, Q4_K, Q5_0, Q6_K, Q8_0, BlockFormat
 from deepthin.engine.model import Tensor
+from deepthin.engine.quants import block_codes
+from deepthin.engine.quants_k import k_codes, k_scales_and_mins
 
 BLOCK = 32
-BITS = {Q4_0.name: 4, Q4_1.name: 4, Q8_0.name: 8}
+BITS = {Q4_0.name: 4, Q4_1.name: 4, Q4_K.name: 4, Q5_0.name: 8, Q6_K.name: 8, Q8_0.name: 8}
+_BLOCKS = {Q6_K.name: 16}  # others BLOCK
+_FLOAT_ZERO_POINTS = (Q4_1, Q4_K)
+_UP_TO_128 = {Q5_0.name: 112, Q6_K.name: 96}  # what takes their own zero points, 16 and 32, to the operator's
 _TINY = np.float32(2.0**-30)
 
 
@@ -41,12 +50,14 @@ class Initializer:
         dims: dimensions; () for a scalar.
         dtype: element type.
         make: returns the values, in any shape.
+        packed: elements are signed 4-bit integers; ``make`` returns bytes that hold two, the first in the low nibble.
     """
 
     name: str
     dims: tuple[int, ...]
     dtype: np.dtype[Any]
     make: Callable[[], npt.NDArray[Any]]
+    packed: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -54,14 +65,14 @@ class Initializer:
         count = self.dtype.itemsize
         for dim in self.dims:
             count *= dim
-        return count
+        return -(-count // 2) if self.packed else count
 
     def values(self) -> npt.NDArray[Any]:
-        """The values with shape ``dims``, contiguous."""
+        """The values with shape ``dims``, or packed bytes; contiguous."""
         array = np.ascontiguousarray(self.make(), self.dtype)
         if array.nbytes != self.num_bytes:
             raise AssertionError(f"Bug: initializer {self.name} made {array.nbytes} bytes instead of {self.num_bytes}")
-        return array.reshape(self.dims)
+        return array.reshape(-1 if self.packed else self.dims)
 
 
 def constant(name: str, values: npt.NDArray[Any]) -> Initializer:
@@ -82,12 +93,14 @@ class BlockMatrix:
     """Initializers of one MatMulNBits.
 
     Attributes:
-        codes: u8 [N, B, 32 * bits / 8].
+        block: values per scale.
+        codes: u8 [N, B, block * bits / 8].
         scales: f32 [N, B].
         zero_points: f32 [N, B], or None where the operator's default holds.
     """
 
     bits: int
+    block: int
     codes: Initializer
     scales: Initializer
     zero_points: Initializer | None
@@ -98,12 +111,61 @@ class BlockMatrix:
         return [part for part in (self.codes, self.scales, self.zero_points) if part is not None]
 
 
+@dataclass(frozen=True, slots=True)
+class SignedMatrix:
+    """Initializers of one blocked DequantizeLinear: integers around 0 and a scale for each block, no zero points.
+
+    Attributes:
+        codes: i8, or i4 two to a byte; [N, K], or [K, N] transposed.
+        scales: f32 [N, B] or [B, N].
+    """
+
+    codes: Initializer
+    scales: Initializer
+
+
+def is_signed_matrix(tensor: Tensor) -> bool:
+    """Whether ``tensor`` keeps its integers in the ONNX standard's own operators; otherwise it is written as f32."""
+    return tensor.format in (Q4_0, Q8_0)
+
+
+def signed_matrix(name: str, tensor: Tensor, *, transposed: bool) -> SignedMatrix:
+    """``tensor``, stored as q4_0 or q8_0, as the initializers ``name``_quant and ``name``_scales."""
+    rows, cols = tensor.dims
+    blocks = cols // BLOCK
+    dims, scale_dims = ((cols, rows), (blocks, rows)) if transposed else ((rows, cols), (rows, blocks))
+
+    def scales() -> F32:
+        values = _stored(tensor)["d"].astype(np.float32).reshape(rows, blocks)
+        return values.T if transposed else values
+
+    def codes() -> npt.NDArray[Any]:
+        qs = _stored(tensor)["qs"]
+        if tensor.format is Q8_0:
+            whole = qs.reshape(rows, cols)
+            return whole.T if transposed else whole
+        whole = (np.concatenate([qs & 15, qs >> 4], axis=1) ^ 8).reshape(rows, cols)  # q - 8 in two's complement
+        flat = (whole.T if transposed else whole).reshape(-1, 2)
+        return flat[:, 0] | flat[:, 1] << 4
+
+    packed = tensor.format is not Q8_0
+    return SignedMatrix(
+        Initializer(name + "_quant", dims, np.dtype(np.uint8 if packed else np.int8), codes, packed),
+        Initializer(name + "_scales", scale_dims, np.dtype(np.float32), scales),
+    )
+
+
 def weight_bytes(num_elements: int, fmt: BlockFormat) -> int:
     """Bytes that a tensor stored as ``fmt`` takes as initializers: codes, f32 scales and zero points, or f32 values."""
     if fmt.name not in BITS:
         return 4 * num_elements
-    floats_per_block = 2 if fmt is Q4_1 else 1
-    return num_elements * BITS[fmt.name] // 8 + num_elements // BLOCK * 4 * floats_per_block
+    floats_per_block = 2 if fmt in _FLOAT_ZERO_POINTS else 1
+    return num_elements * BITS[fmt.name] // 8 + num_elements // _BLOCKS.get(fmt.name, BLOCK) * 4 * floats_per_block
+
+
+def can_be_gathered(tensor: Tensor) -> bool:
+    """Whether rows of ``tensor`` can be looked up as blocks: GatherBlockQuantized refuses float zero points."""
+    return is_block_matrix(tensor) and tensor.format not in _FLOAT_ZERO_POINTS
 
 
 def is_block_matrix(tensor: Tensor) -> bool:
@@ -112,16 +174,15 @@ def is_block_matrix(tensor: Tensor) -> bool:
 
 
 def block_matrix(name: str, tensor: Tensor) -> BlockMatrix:
-    """``tensor``, stored as q4_0, q4_1 or q8_0, as the initializers ``name``_quant, _scales and _zero_points."""
+    """``tensor``, stored as one of ``BITS``, as the initializers ``name``_quant, _scales and _zero_points."""
     rows, cols = tensor.dims
-    blocks, bits = cols // BLOCK, BITS[tensor.format.name]
-    codes = Initializer(
-        name + "_quant", (rows, blocks, BLOCK * bits // 8), np.dtype(np.uint8), lambda: _codes(_stored(tensor)["qs"], bits)
-    )
+    bits, block = BITS[tensor.format.name], _BLOCKS.get(tensor.format.name, BLOCK)
+    dims = (rows, cols // block)
     scaling = np.dtype(np.float32)
-    scales = Initializer(name + "_scales", (rows, blocks), scaling, lambda: _scales(_stored(tensor)))
-    zero_points = Initializer(name + "_zero_points", (rows, blocks), scaling, lambda: _zero_points(_stored(tensor)))
-    return BlockMatrix(bits, codes, scales, zero_points if tensor.format is Q4_1 else None)
+    codes = Initializer(name + "_quant", (*dims, block * bits // 8), np.dtype(np.uint8), lambda: _codes(tensor))
+    scales = Initializer(name + "_scales", dims, scaling, lambda: _scales(tensor))
+    zero_points = Initializer(name + "_zero_points", dims, scaling, lambda: _zero_points(tensor))
+    return BlockMatrix(bits, block, codes, scales, zero_points if tensor.format in _FLOAT_ZERO_POINTS else None)
 
 
 def _stored(tensor: Tensor) -> npt.NDArray[Any]:
@@ -129,29 +190,40 @@ def _stored(tensor: Tensor) -> npt.NDArray[Any]:
     return data.view(tensor.format.dtype)[:, 0]
 
 
-def _codes(qs: npt.NDArray[Any], bits: int) -> U8:
-    if bits == 8:
-        unsigned: U8 = qs.view(np.uint8) ^ np.uint8(0x80)  # int8 q to q + 128
+def _codes(tensor: Tensor) -> U8:
+    blocks = _stored(tensor)
+    if tensor.format is Q8_0:
+        unsigned: U8 = blocks["qs"].view(np.uint8) ^ np.uint8(0x80)  # int8 q to q + 128
         return unsigned
-    low, high = qs & 0x0F, qs >> 4  # values 0..15 and 16..31 of the block
-    out = np.empty_like(qs)
-    out[:, :8] = low[:, 0::2] | (low[:, 1::2] << 4)
-    out[:, 8:] = high[:, 0::2] | (high[:, 1::2] << 4)
-    return out
+    whole = k_codes(blocks) if tensor.format in (Q4_K, Q6_K) else block_codes(blocks)
+    if BITS[tensor.format.name] == 8:
+        return whole + np.uint8(_UP_TO_128[tensor.format.name])
+    return whole[:, 0::2] | whole[:, 1::2] << np.uint8(4)
 
 
-def _scales(blocks: npt.NDArray[Any]) -> F32:
-    scales: F32 = blocks["d"].astype(np.float32)
-    if "m" in (blocks.dtype.names or ()):
-        flat = scales == 0
-        scales[flat] = np.abs(blocks["m"][flat].astype(np.float32)) * _TINY
-    return scales
+def _steps_and_lows(tensor: Tensor) -> tuple[F32, F32]:
+    """Of each block, w = step q + low for formats that have a low, which is 0 in others; f32, flat."""
+    blocks = _stored(tensor)
+    d = blocks["d"].astype(np.float32)
+    if tensor.format is Q6_K:
+        steps = d[:, None] * blocks["scales"].astype(np.float32)
+        return steps.reshape(-1), np.zeros(steps.size, np.float32)
+    if tensor.format is Q4_K:
+        scales, mins = k_scales_and_mins(blocks)
+        lows = blocks["dmin"].astype(np.float32)[:, None] * mins.astype(np.float32)
+        return (d[:, None] * scales.astype(np.float32)).reshape(-1), -lows.reshape(-1)
+    return d, blocks["m"].astype(np.float32) if tensor.format is Q4_1 else np.zeros_like(d)
 
 
-def _zero_points(blocks: npt.NDArray[Any]) -> F32:
-    """-m / d; where d is 0 every value is m, which (q + sign(m) * 2^30) * |m| / 2^30 gives for any q."""
-    scales, low = blocks["d"].astype(np.float32), blocks["m"].astype(np.float32)
-    flat = scales == 0
-    points: F32 = (-low / np.where(flat, np.float32(1), scales)).astype(np.float32)
-    points[flat] = -np.sign(low[flat]) / _TINY
+def _scales(tensor: Tensor) -> F32:
+    steps, lows = _steps_and_lows(tensor)
+    return np.where(steps == 0, np.abs(lows) * _TINY, steps) if tensor.format in _FLOAT_ZERO_POINTS else steps
+
+
+def _zero_points(tensor: Tensor) -> F32:
+    """-low / step; where step is 0 every value is low, which (q + sign(low) * 2^30) * |low| / 2^30 gives for any q."""
+    steps, lows = _steps_and_lows(tensor)
+    flat = steps == 0
+    points: F32 = (-lows / np.where(flat, np.float32(1), steps)).astype(np.float32)
+    points[flat] = -np.sign(lows[flat]) / _TINY
     return points

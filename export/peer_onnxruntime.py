@@ -60,6 +60,7 @@ def load(path: str, *, threads: int = 1, settings: dict[str, str] | None = None)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 3  # errors
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "0")  # as exact as MatMulNBits at level 0
     for key, value in (settings or {}).items():
         options.add_session_config_entry(key, value)
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

@@ -12,7 +12,7 @@ from deepthin._version import VERSION
 from deepthin.engine.arrays import F32
 from deepthin.engine.child import Child
 from deepthin.engine.errors import PeerError
-from deepthin.export.contents import Contents
+from deepthin.export.contents import Contents, ModelFile
 from deepthin.export.schedule import PHASES, phase_schedule, pieces
 
 _ENGINE_THREADS = 4  # at most; the engine's output does not depend on it
@@ -24,7 +24,7 @@ class Runtime(Protocol):
     Attributes:
         name: as shown and as taken by ``--runtimes``.
         key: its table in tolerances.toml.
-        kinds: the file kinds it reads.
+        kinds: what it reads: kinds of file, or parts of a bundle.
     """
 
     name: str
@@ -111,13 +111,23 @@ class PeerRuntime:
         return self._child
 
 
-RUNTIMES = ("engine", "onnxruntime", "llama.cpp")
+_PEERS = {  # name -> module of the child, what it reads
+    "onnxruntime": ("deepthin.export.peer_onnxruntime", ("onnx",)),
+    "llama.cpp": ("deepthin.export.peer_llama_cpp", ("gguf",)),
+    "genai": ("deepthin.export.peer_genai", ("genai",)),
+    "transformers.js": ("deepthin.export.peer_transformersjs", ("transformersjs",)),
+}
+RUNTIMES = ("engine", *_PEERS)
+
+
+def reads(runtime: Runtime, file: ModelFile) -> bool:
+    """Whether ``runtime`` runs ``file``."""
+    return bool({file.kind, file.target} & set(runtime.kinds))
 
 
 def make_runtime(name: str, *, deadline_s: float) -> Runtime:
     """The runtime called ``name``, one of :data:`RUNTIMES`."""
     if name == "engine":
         return EngineRuntime()
-    if name == "onnxruntime":
-        return PeerRuntime(name, "deepthin.export.peer_onnxruntime", ("onnx",), deadline_s=deadline_s)
-    return PeerRuntime(name, "deepthin.export.peer_llama_cpp", ("gguf",), deadline_s=deadline_s)
+    module, kinds = _PEERS[name]
+    return PeerRuntime(name, module, kinds, deadline_s=deadline_s)

@@ -17,7 +17,7 @@ from deepthin.cli.main import COMMANDS, main
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("engine", "search", "export", "profiles", "cli")
-DATA_SUFFIXES = {".py", ".toml", ".txt", ".typed"}
+DATA_SUFFIXES = {".py", ".toml", ".txt", ".mjs", ".typed"}
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

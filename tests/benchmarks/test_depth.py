@@ -13,7 +13,7 @@ from deepthin.engine.accounting import bytes_read_per_token
 from deepthin.engine.errors import UsageError
 from deepthin.engine.targets import target_verdicts
 from deepthin.profiles.latency.workload import Workload
-from tests.benchmarks.test_decode import load_script
+from tests.support.benchmark_scripts import load_script
 from tests.support.probed import TRUTH, Device, conditions
 
 depth = load_script("depth")

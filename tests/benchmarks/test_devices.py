@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from deepthin.profiles.device_facts import device_names
-from tests.benchmarks.test_decode import load_script
+from tests.support.benchmark_scripts import load_script
 
 devices = load_script("devices")
 

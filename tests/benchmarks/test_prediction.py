@@ -17,7 +17,7 @@ from deepthin.profiles.latency.probe import Probe
 from deepthin.profiles.latency.runtimes import RUNTIMES
 from deepthin.profiles.measuring import fit_models, measure_profile
 from deepthin.profiles.probe_plans import plan_of
-from tests.benchmarks.test_decode import load_script
+from tests.support.benchmark_scripts import load_script
 from tests.support.fake_runtimes import FakeHost, small_plan
 from tests.support.probed import Device, conditions
 

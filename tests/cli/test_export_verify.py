@@ -22,7 +22,13 @@ def test_export_writes_what_its_manifest_lists(bundle: Path) -> None:
     manifest = json.loads((bundle / "manifest.json").read_text())
     assert manifest["seed"] == 3
     listed = {item["path"] for item in manifest["files"]}
-    assert listed >= {"hf/config.json", "onnx/model.onnx", "onnx/model_q4.onnx", "gguf/model-f32.gguf", "gguf/model-q4_0.gguf"}
+    assert listed >= {
+        "hf/config.json",
+        "transformersjs/onnx/model.onnx",
+        "genai/q4_0/model.onnx",
+        "gguf/model-f32.gguf",
+        "gguf/model-q4_0.gguf",
+    }
     assert all((bundle / path).stat().st_size for path in listed)
 
 
@@ -40,7 +46,7 @@ def test_export_as_json_and_as_table(tmp_path: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["--to", "tflite"], 2, "'tflite' is unknown; use one or more of hf, onnx, gguf"),
+        (["--to", "tflite"], 2, "'tflite' is unknown; use one or more of hf, genai, transformersjs, gguf, onnx"),
         (["--quant", "q5_k"], 2, "'q5_k' is unknown; use one or more of f32"),
         ([], 1, "not empty"),
     ],
@@ -94,13 +100,14 @@ def test_what_quant_does_not_reach_is_said(tmp_path: Path, capsys: pytest.Captur
     assert main(["export", TINY, "--out", str(tmp_path / "b"), "--to", "hf,onnx", "--quant", "q4_0,f16", "--quiet"]) == 0
     text = capsys.readouterr().out
     assert "hf holds f32 weights, as --hf-dtype says; --quant applies to gguf and onnx" in text
-    assert "onnx has no files for f16" in text
+    assert "onnx has no files for f16, since it has no operators for them" in text
+    assert "onnx: opset 21, onnxruntime >=1.20; GroupQueryAttention with built-in rotary embedding" in text
 
 
 def test_verify_counts_what_ran_apart_from_what_was_compared(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(bundle), "--runtimes", "onnxruntime"]) == 0
     text = capsys.readouterr().out
-    assert "pass: 5 models hold the weights of hf, and onnxruntime gives the logits of the reference when run on 2 of" in text
+    assert "pass: 7 models hold the weights of hf, and onnxruntime gives the logits of the reference when run on 2 of" in text
 
 
 def test_out_is_required(capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,7 +134,9 @@ def test_verify_passes_and_says_who_was_asked(bundle: Path, capsys: pytest.Captu
     assert found["schema"] == "deepthin/verification/1"
     assert found["verdict"] == "pass"
     states = {runtime["name"]: runtime["status"] for runtime in found["runtimes"]}
-    assert states == {"reference": "ran", "engine": "ran", "onnxruntime": "ran", "llama.cpp": "skipped"}
+    assert states == {"reference": "ran", "engine": "ran", "onnxruntime": "ran", "llama.cpp": "skipped"} | dict.fromkeys(
+        ("genai", "transformers.js"), "skipped"
+    )
     assert {pair["b"] for pair in found["pairs"]} == {"engine", "onnxruntime"}
 
 

@@ -17,7 +17,7 @@ def test_a_llama_shape_is_taken_everywhere_but_by_k_quants() -> None:
 @pytest.mark.parametrize(
     ("changes", "target", "ok", "why"),
     [
-        ({"head_dim": 60}, "onnx", False, "multiple of 8, not 60"),
+        ({"head_dim": 60}, "onnx", True, "head_dim=60 is no multiple of 8, so attention is the standard operator (opset 23,"),
         ({"head_dim": 72}, "onnx", True, "no multiple of 16"),
         ({"num_heads": 10, "num_kv_heads": 5}, "hf", False, "d=576 that is no multiple of heads=10"),
         ({"intermediate_size": 1500}, "gguf-q4_0", True, "ffn_down are no multiple of 32 and stay f16"),
@@ -36,8 +36,12 @@ def test_a_llama_shape_is_taken_everywhere_but_by_k_quants() -> None:
         ({"rope_scaling": RopeScaling("llama3", 8, 8192), "nope_every": 4}, "gguf-f16", False, "in llama and arcee files only"),
         ({"rope_scaling": RopeScaling("yarn", 8, 8192, 2.0)}, "gguf-f16", False, "yarn's bounds to be 1 and 32"),
         ({"rope_scaling": RopeScaling("yarn", 8, 8192, 2.0)}, "hf", True, "LlamaForCausalLM"),
-        ({"layer_sharing": 2}, "onnx", False, "share=2"),
-        ({"layer_sharing": 2}, "gguf-f16", False, "share=2 (every published architecture runs each layer once)"),
+        ({"layer_sharing": 2}, "onnx", True, "GroupQueryAttention with built-in"),
+        ({"layer_sharing": 2, "nope_every": 4}, "onnx", False, "share=2 with nope=4"),
+        ({"layer_sharing": 2}, "gguf-f16", True, "architecture llama, shared blocks written out as 60"),
+        ({"layer_sharing": 2}, "hf", True, "LlamaForCausalLM, shared blocks written out as 60"),
+        ({"layer_sharing": 2, "nope_every": 4}, "gguf-f16", False, "nope=4 with share=2"),
+        ({"layer_sharing": 20}, "gguf-q4_0", False, "at most 512 layers, not 600"),
         ({"layer_sharing": 2}, "engine", True, "share=2"),
     ],
 )

@@ -19,10 +19,12 @@ from deepthin.engine.model import Model
 from deepthin.engine.shape import Shape
 from deepthin.engine.targets import target_verdicts
 from deepthin.engine.tensors import tensor_specs
-from deepthin.export import bundle
+from deepthin.export import bundle_files
 from deepthin.export.bundle import export_bundle
 from deepthin.export.manifest import check_files, read_manifest
 from tests.support.tiny_models import lively_model, tiny_shape
+
+GENAI = ("genai/f32/genai_config.json", "genai/f32/model.onnx")
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,9 @@ def test_layout_and_manifest(exported: Path, model: Model) -> None:
     assert set(tree(exported)) == {file.path for file in manifest.files} | {"manifest.json"}
     assert set(tree(exported)) == {
         "hf/config.json", "hf/generation_config.json", "hf/model.safetensors",
-        "onnx/model.onnx", "onnx/model_q4.onnx", "onnx/model_q4_1.onnx", "onnx/model_q8_0.onnx",
+        *(f"genai/{quant}/{name}" for quant in ("f32", "q8_0", "q4_0", "q4_1") for name in ("genai_config.json", "model.onnx")),
+        "transformersjs/config.json", "transformersjs/generation_config.json", "transformersjs/onnx/model.onnx",
+        *(f"transformersjs/onnx/model_{name}.onnx" for name in ("quantized", "q4", "q4_1")),
         *(f"gguf/model-{quant}.gguf" for quant in ("f32", "f16", "q8_0", "q4_0", "q4_1")), "manifest.json",
     }  # fmt: skip
     assert all(check.ok for check in check_files(exported, manifest))
@@ -55,7 +59,9 @@ def test_layout_and_manifest(exported: Path, model: Model) -> None:
     assert manifest.document["seed"] == 7 and manifest.document["created_utc"] == "2026-01-02T03:04:05Z"
     assert manifest.document["not_in_onnx"] == ["f16"] and manifest.document["refused"] == {}
     assert [file.quant for file in manifest.select(target="gguf")] == ["f32", "f16", "q8_0", "q4_0", "q4_1"]
-    assert [file.path for file in manifest.select(format="onnx", quant="q4_0")] == ["onnx/model_q4.onnx"]
+    decoders = manifest.select(format="onnx", quant="q4_0")
+    assert [file.path for file in decoders] == ["genai/q4_0/model.onnx", "transformersjs/onnx/model_q4.onnx"]
+    assert decoders[0].sha256 == decoders[1].sha256
     assert not [path for path in exported.parent.iterdir() if path != exported]  # nothing half-made is left
 
 
@@ -63,7 +69,8 @@ def test_the_same_integers_in_gguf_and_onnx(exported: Path, model: Model) -> Non
     """Read by two packages that know nothing of each other."""
     reader = gguf.GGUFReader(exported / "gguf" / "model-q4_0.gguf")
     found = {
-        i.name: onnx.numpy_helper.to_array(i) for i in onnx.load(str(exported / "onnx" / "model_q4.onnx")).graph.initializer
+        i.name: onnx.numpy_helper.to_array(i)
+        for i in onnx.load(str(exported / "genai" / "q4_0" / "model.onnx")).graph.initializer
     }
     blocks = {tensor.name: np.asarray(tensor.data) for tensor in reader.tensors}
     for spec in tensor_specs(model.shape):
@@ -104,15 +111,15 @@ def test_two_exports_are_equal_byte_for_byte(model: Model, tmp_path: Path) -> No
 
 
 def test_targets_that_refuse_are_named_before_anything_is_written(tmp_path: Path) -> None:
-    model = lively_model(Shape.parse("L=1,d=64,heads=3,head_dim=20,ff=64,vocab=40,tied"))
-    with pytest.raises(UnsupportedError, match=r"hf: .*heads=3.*onnx: .*multiple of 8, not 20"):
+    model = lively_model(Shape.parse("L=1,d=64,heads=3,head_dim=20,ff=64,vocab=40,tied,mlp=gelu"))
+    with pytest.raises(UnsupportedError, match=r"hf: mlp=gelu.*gguf: mlp=gelu"):
         export_bundle(model, tmp_path / "out")
     assert not list(tmp_path.iterdir())
-    document = export_bundle(model, tmp_path / "out", quants=("f16",), skip_infeasible=True)
-    assert document["targets"] == ["gguf"] and set(document["refused"]) == {"hf", "onnx"}
-    assert set(tree(tmp_path / "out")) == {"gguf/model-f16.gguf", "manifest.json"}
-    with pytest.raises(UnsupportedError, match="onnx"):
-        export_bundle(model, tmp_path / "none", targets=("onnx", "hf"), skip_infeasible=True)
+    document = export_bundle(model, tmp_path / "out", quants=("f32",), skip_infeasible=True)
+    assert document["targets"] == ["genai", "transformersjs"] and set(document["refused"]) == {"hf", "gguf"}
+    assert {name.split("/")[0] for name in tree(tmp_path / "out")} == {"genai", "transformersjs", "manifest.json"}
+    with pytest.raises(UnsupportedError, match="gguf"):
+        export_bundle(model, tmp_path / "none", targets=("gguf", "hf"), skip_infeasible=True)
 
 
 def test_more_layers_than_llama_cpp_runs(tmp_path: Path) -> None:
@@ -125,11 +132,11 @@ def test_more_layers_than_llama_cpp_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"targets": ("hf", "coreml")}, "target 'coreml' is unknown; use one of hf, onnx, gguf"),
+        ({"targets": ("hf", "coreml")}, "target 'coreml' is unknown; use one of hf, genai, transformersjs, gguf"),
         ({"quants": ("q3_k",)}, "format 'q3_k' is unknown"),
         ({"targets": ()}, "nothing to export"),
         ({"quants": ()}, "nothing to export"),
-        ({"targets": ("onnx",), "quants": ("f16",)}, "ONNX files come in f32, q4_0"),
+        ({"targets": ("onnx",), "quants": ("f16",)}, "ONNX files come in f32, q8_0, q4_0"),
     ],
 )
 def test_unknown_or_empty_wishes(options: dict[str, Any], message: str, model: Model, tmp_path: Path) -> None:
@@ -176,7 +183,7 @@ def test_a_failure_half_way_leaves_nothing(error: BaseException, model: Model, t
     def fail(*args: Any, **options: Any) -> int:
         raise error
 
-    monkeypatch.setattr(bundle, "write_gguf", fail)
+    monkeypatch.setattr(bundle_files, "write_gguf", fail)
     expected = DeepthinError if isinstance(error, OSError) else KeyboardInterrupt
     for target in (out, tmp_path / "fresh"):
         with pytest.raises(expected, match="No space left" if isinstance(error, OSError) else None):
@@ -272,14 +279,14 @@ def test_changed_files_are_named(model: Model, tmp_path: Path) -> None:
     weights.write_bytes(data)
     (out / "gguf" / "model-f32.gguf").write_bytes(b"GGUF")
     (out / "hf" / "config.json").unlink()
-    os.rename(out / "onnx", tmp_path / "elsewhere")
-    (out / "onnx").symlink_to(tmp_path / "elsewhere")
+    os.rename(out / "genai", tmp_path / "elsewhere")
+    (out / "genai").symlink_to(tmp_path / "elsewhere")
     bad = {check.path: check.why for check in check_files(out, manifest) if not check.ok}
-    assert set(bad) == {"hf/model.safetensors", "gguf/model-f32.gguf", "hf/config.json", "onnx/model.onnx"}
+    assert set(bad) == {"hf/model.safetensors", "gguf/model-f32.gguf", "hf/config.json", *GENAI}
     assert "content has changed" in bad["hf/model.safetensors"]
     assert "has 4 bytes" in bad["gguf/model-f32.gguf"]
     assert "No such file" in bad["hf/config.json"]
-    assert "is a link" in bad["onnx/model.onnx"]
+    assert "is a link" in bad["genai/f32/model.onnx"]
 
 
 def test_trained_blocks_pass_through_unchanged(smollm2_path: Path, tmp_path: Path) -> None:

@@ -18,11 +18,12 @@ from deepthin.engine.shape import Shape
 from deepthin.export import verify
 from deepthin.export.bundle import export_bundle
 from deepthin.export.feasibility import TARGETS, refusals
-from deepthin.export.runs import PeerRuntime, Runtime, make_runtime
+from deepthin.export.runs import RUNTIMES, PeerRuntime, Runtime, make_runtime
 from deepthin.export.verify import verify_bundle
 from tests.support.bundles import exchanged, put, reshaped, with_values
 from tests.support.tiny_models import TINY_SHAPES, VARIANT_SHAPES, lively_model, tiny_shape
 
+ONNX = "transformersjs/onnx/model.onnx"
 FAKE_PEER = """
 import os, time
 import numpy as np
@@ -80,7 +81,8 @@ def test_every_tiny_shape_passes(tmp_path: Path, name: str) -> None:
     export_bundle(lively_model(tiny_shape(name), seed=3), tmp_path / "b", quants=quants)
     result = verify_bundle(tmp_path / "b")
     assert result["verdict"] == "pass", result["summary"]
-    assert {pair["file"] for pair in result["pairs"]} == {line["file"] for line in result["weights"]}
+    left = {line["file"] for line in result["weights"]} - {pair["file"] for pair in result["pairs"]}
+    assert all(file.startswith("transformersjs/") for file in left)  # onnxruntime ran the same bytes in genai's folder
     assert len(result["tokens"]) >= 32
     json.dumps(result, allow_nan=False)
 
@@ -88,13 +90,13 @@ def test_every_tiny_shape_passes(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", VARIANT_SHAPES)
 def test_every_architecture_passes_wherever_it_fits(tmp_path: Path, name: str) -> None:
     shape = tiny_shape(name)
-    feasible = {"hf", "onnx", "gguf"} - set(refusals(TARGETS, shape))
-    if feasible < {"hf", "onnx"}:  # nothing, or ONNX alone, which has no folder to be judged by
+    feasible = set(TARGETS) - set(refusals(TARGETS, shape))
+    if feasible < {"hf", "genai", "transformersjs"}:  # nothing, or ONNX alone, which has no folder to be judged by
         with pytest.raises(UnsupportedError, match=r"cannot export"):
             export_bundle(lively_model(shape, seed=3), tmp_path / "b")
         return
     export_bundle(lively_model(shape, seed=3), tmp_path / "b", quants=("f32", "q8_0"), skip_infeasible=True)
-    result = verify_bundle(tmp_path / "b")
+    result = verify_bundle(tmp_path / "b", runtimes=RUNTIMES[:3])
     assert result["verdict"] == "pass", result["summary"]
     peers = {"llama.cpp"} if "gguf" in feasible else set()
     assert {pair["b"] for pair in result["pairs"]} == {"engine", "onnxruntime"} | peers
@@ -105,9 +107,9 @@ def test_every_architecture_passes_wherever_it_fits(tmp_path: Path, name: str) -
     [
         ("yarn", "gguf/model-f32.gguf", {"rope_scaling": None}, "rope_scaling is none, but yarn_4_32 in hf"),
         ("llama3", "gguf/model-f32.gguf", {"rope_scaling": None}, "rope_scaling is none, but llama3_8_32 in hf"),
-        ("yarn", "onnx/model.onnx", {"rope_scaling": None}, "rope_theta is 10000.0 without scaling, but 10000.0 in hf"),
+        ("yarn", ONNX, {"rope_scaling": None}, "rope_theta is 10000.0 without scaling, but 10000.0 in hf"),
         ("linear", "hf", {"rope_scaling": None}, "rope_scaling is linear_4"),
-        ("smollm3", "onnx/model.onnx", {"nope_every": 0}, "nope_every is no positions in layers [], but 4 in hf"),
+        ("smollm3", ONNX, {"nope_every": 0}, "nope_every is no positions in layers [], but 4 in hf"),
     ],
 )
 def test_a_forgotten_position_rule_is_named(tmp_path: Path, name: str, file: str, changes: dict[str, Any], words: str) -> None:
@@ -119,7 +121,7 @@ def test_a_forgotten_position_rule_is_named(tmp_path: Path, name: str, file: str
     assert any(words in line for line in result["summary"]), result["summary"]
 
 
-@pytest.mark.parametrize("file", ["gguf/model-f32.gguf", "onnx/model.onnx"])
+@pytest.mark.parametrize("file", ["gguf/model-f32.gguf", ONNX])
 def test_a_forgotten_bias_is_named(tmp_path: Path, file: str) -> None:
     model = lively_model(tiny_shape("qwen2"))
     export_bundle(model, tmp_path / "b", quants=("f32",))
@@ -127,6 +129,20 @@ def test_a_forgotten_bias_is_named(tmp_path: Path, file: str) -> None:
     result = verify_bundle(tmp_path / "b", runtimes=["engine"])
     assert result["verdict"] == "fail"
     assert any("blk.1.attn_k.bias: it is all zeros" in line for line in result["summary"]), result["summary"]
+
+
+@pytest.mark.parametrize("name", ["plain", "narrow_heads", "shared", "qwen3_odd"])
+def test_standard_operators_pass(tmp_path: Path, name: str) -> None:
+    export_bundle(
+        lively_model(tiny_shape(name), seed=3),
+        tmp_path / "b",
+        quants=("f32", "q4_0"),
+        onnx_profile="standard",
+        skip_infeasible=True,
+    )
+    result = verify_bundle(tmp_path / "b", runtimes=RUNTIMES[:3])
+    assert result["verdict"] == "pass", result["summary"]
+    assert {line["file"] for line in result["weights"]} >= {"genai/f32/model.onnx", "genai/q4_0/model.onnx"}
 
 
 def test_level_4_has_budgets_of_its_own(tmp_path: Path) -> None:
@@ -240,7 +256,9 @@ def test_own_tokens_and_their_limits(exported: Path) -> None:
     for tokens in ([], [96], [-1], range(65)):
         with pytest.raises(UsageError, match="the tokens must be 1 to 64 ids from 0 to 95"):
             verify_bundle(exported, tokens=list(tokens))
-    with pytest.raises(UsageError, match=r"runtime 'torch' is unknown; use one of engine, onnxruntime, llama\.cpp"):
+    with pytest.raises(
+        UsageError, match=r"runtime 'torch' is unknown; use one of engine, onnxruntime, llama\.cpp, genai, transformers\.js"
+    ):
         verify_bundle(exported, runtimes=["torch"])
 
 
@@ -265,7 +283,7 @@ def test_missing_and_unlisted_files(exported: Path, tmp_path: Path) -> None:
 def test_progress_is_told(exported: Path) -> None:
     said: list[str] = []
     verify_bundle(exported, runtimes=["onnxruntime"], progress=said.append)
-    assert said[0] == "checksums" and "onnx/model.onnx in onnxruntime" in said
+    assert said[0] == "checksums" and "genai/f32/model.onnx in onnxruntime" in said
 
 
 @pytest.mark.slow
@@ -275,14 +293,14 @@ def test_smollm2_passes_and_its_mutants_fail(smollm2_path: Path, tmp_path: Path)
     export_bundle(model, bundle)
     result = verify_bundle(bundle)
     assert result["verdict"] == "pass", result["summary"]
-    assert [runtime["status"] for runtime in result["runtimes"]] == ["ran"] * 4
+    assert [runtime["status"] for runtime in result["runtimes"]][:4] == ["ran"] * 4
     plain = model.quantized("f32")
     mutants = {
         "gguf/model-f32.gguf": (
             exchanged(plain, "blk.7.ffn_gate", "blk.7.ffn_up"),
             "blk.7.ffn_gate: it equals what blk.7.ffn_up",
         ),
-        "onnx/model.onnx": (Model(plain.shape.replace(rms_norm_eps=1e-6), plain.tensors), "rms_norm_eps is 1e-06, but 1e-05"),
+        ONNX: (Model(plain.shape.replace(rms_norm_eps=1e-6), plain.tensors), "rms_norm_eps is 1e-06, but 1e-05"),
     }
     for file, (wrong, _) in mutants.items():
         put(bundle, file, wrong)

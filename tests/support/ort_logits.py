@@ -17,6 +17,7 @@ def ort_session(path: Path) -> Any:
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "0")  # else it rounds activations by itself
     return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 

@@ -17,6 +17,7 @@ TINY_SHAPES = {
     "one_group": "L=3,d=128,heads=2,kv=2,ff=96,vocab=128,tied,ctx=64,eps=1e-06",  # head_dim 64, no GQA
     "odd_width": "L=2,d=160,heads=5,kv=5,head_dim=48,ff=224,vocab=67,untied,ctx=64",  # nothing divides 64
     "rotary_apart": "L=2,d=96,heads=4,kv=2,ff=128,vocab=80,tied,ctx=64",  # head_dim 24: rung 2 of the ONNX attention ladder
+    "narrow_heads": "L=2,d=80,heads=4,kv=2,head_dim=20,ff=96,vocab=70,tied,ctx=64",  # head_dim 20: rung 3
     "smollm_like": "L=2,d=192,heads=3,kv=1,ff=512,vocab=257,tied,ctx=64,theta=100000.0",  # head_dim 64, 3:1
 }
 # What other architectures have; the last three are no published one's. Widths are no multiples of 32 where biases are odd.

@@ -1,0 +1,125 @@
+"""Writes the files of one bundle and remembers what it wrote; each must be exactly as large as its shape says."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from deepthin.engine.accounting import count_bytes, count_params
+from deepthin.engine.formats import STORED, format_named
+from deepthin.engine.model import Model
+from deepthin.export.genai_folder import genai_config
+from deepthin.export.gguf_writer import write_gguf
+from deepthin.export.hf_folder import write_hf_folder
+from deepthin.export.manifest import BundleFile, sha256_of
+from deepthin.export.onnx_profiles import OnnxProfile
+from deepthin.export.text_files import generation_config, write_json, write_tokenizer_files
+from deepthin.export.transformersjs_folder import file_name, transformersjs_config
+
+
+@dataclass
+class BundleWriter:
+    """Writes below ``folder``; ``files`` grows with each.
+
+    Attributes:
+        folder: absent or empty.
+        hf_dtype: of the Hugging Face folder.
+        profile: of the ONNX files.
+        accuracy_level: of 4 and 8 bit ONNX weights.
+        progress: told the path of each file before it is written.
+    """
+
+    folder: Path
+    hf_dtype: str
+    profile: OnnxProfile
+    accuracy_level: int
+    progress: Callable[[str], None]
+    files: list[BundleFile] = field(default_factory=list)
+
+    def write(self, model: Model, targets: Sequence[str], quants: Sequence[str]) -> None:
+        """Write ``model`` for all ``targets``; each quantisation is made once."""
+        if "hf" in targets:
+            self._hf(model)
+        decoders = []
+        for quant in quants:
+            stored = model if quant == STORED else model.quantized(quant)
+            if quant in self.profile.quants and set(targets) & {"genai", "transformersjs"}:
+                decoders.append(self._onnx(stored, quant, targets))
+            if "gguf" in targets:
+                self._gguf(stored, quant)
+        if "transformersjs" in targets:
+            self._transformersjs(model, [path.name for path in decoders if path.with_name(path.name + "_data").exists()])
+
+    def _hf(self, model: Model) -> None:
+        folder = self._made("hf")
+        self.progress("hf/model.safetensors")
+        model = model.unrolled()
+        written = write_hf_folder(model, folder, dtype=self.hf_dtype)
+        predicted = count_params(model.shape).total * format_named(self.hf_dtype).block_bytes
+        _require_size("hf/model.safetensors", written, predicted)
+        self._add_all(folder, "hf", self.hf_dtype, {"model.safetensors": written})
+
+    def _onnx(self, stored: Model, quant: str, targets: Sequence[str]) -> Path:
+        """The decoder in the folders of all that run it; returns the last path it has."""
+        from deepthin.export.onnx_model import onnx_bytes, shares_buffer, stored_onnx_bytes, write_onnx  # loads `onnx`
+
+        names = {"genai": f"genai/{quant}/model.onnx", "transformersjs": f"transformersjs/onnx/{file_name(quant)}"}
+        first: Path | None = None
+        for target in (target for target in names if target in targets):
+            name = names[target]
+            path = self._made(name.rpartition("/")[0]) / name.rpartition("/")[2]
+            self.progress(name)
+            written = stored_onnx_bytes(stored) if quant == STORED else onnx_bytes(stored.shape, quant)
+            if first is None or first.with_name(first.name + "_data").exists():  # data outside is found by the model's name
+                paths, measured = write_onnx(stored, path, profile=self.profile.name, accuracy_level=self.accuracy_level)
+                _require_size(name, measured, written)
+            else:
+                shutil.copyfile(first, path)
+                paths = [path]
+            first = first or path
+            if target == "genai":
+                shares = self.profile.contrib and shares_buffer(stored.shape)
+                config = genai_config(stored.shape, stored.tokenizer, filename=path.name, shares_buffer=shares)
+                write_json(path.with_name("genai_config.json"), config)
+                write_tokenizer_files(stored, path.parent)
+                self._add_all(path.parent, target, quant, {paths[-1].name: written})
+            else:
+                for each in paths:
+                    self._add(each, target, quant, written if each is paths[-1] else 0)
+        return path
+
+    def _transformersjs(self, model: Model, external: Sequence[str]) -> None:
+        folder = self._made("transformersjs")
+        write_json(folder / "config.json", transformersjs_config(model.shape, model.tokenizer, external))
+        write_json(folder / "generation_config.json", generation_config(model.tokenizer))
+        write_tokenizer_files(model, folder)
+        self._add_all(folder, "transformersjs", "f32", {})
+
+    def _gguf(self, stored: Model, quant: str) -> None:
+        path, stored = self._made("gguf") / f"model-{quant}.gguf", stored.unrolled()
+        self.progress(f"gguf/{path.name}")
+        as_stored = quant == STORED
+        written = write_gguf(stored, path, file_format=None if as_stored else format_named(quant))
+        _require_size(f"gguf/{path.name}", written, stored.num_bytes if as_stored else count_bytes(stored.shape, quant).total)
+        self._add(path, "gguf", quant, written)
+
+    def _made(self, name: str) -> Path:
+        path = self.folder / name
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def _add_all(self, folder: Path, target: str, quant: str, tensor_bytes: dict[str, int]) -> None:
+        for path in sorted(item for item in folder.iterdir() if item.is_file()):
+            self._add(path, target, quant, tensor_bytes.get(path.name, 0))
+
+    def _add(self, path: Path, target: str, quant: str, tensor_bytes: int) -> None:
+        name = path.relative_to(self.folder).as_posix()
+        size, digest = path.stat().st_size, sha256_of(path)
+        self.files.append(BundleFile(name, size, digest, target, path.suffix[1:], quant, tensor_bytes))
+
+
+def _require_size(name: str, written: int, predicted: int) -> None:
+    if written != predicted:
+        raise AssertionError(f"Bug: {name} holds {written} bytes of weights, but {predicted} were predicted")
