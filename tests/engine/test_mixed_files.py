@@ -15,7 +15,7 @@ from deepthin.engine.model import Model
 from deepthin.engine.shape import Shape
 from deepthin.engine.tensors import canonical_row_order, tensor_specs
 from deepthin.export.tolerances import gate
-from tests.support.benchmark_scripts import load_script
+from tests.support.llama_cpp_quantize import llama_cpp_quantize
 from tests.support.float64_decoder import float64_logits
 from tests.support.gguf_files import write_gguf
 from tests.support.llama_cpp_logits import llama_cpp_logits
@@ -49,7 +49,7 @@ def test_what_llama_cpp_quantised_runs_as_in_llama_cpp(
     shape: Shape, file_type: str, wanted: set[str], tmp_path: Path
 ) -> None:  # fmt: skip
     plain = write_gguf(tmp_path / "plain.gguf", lively_model(shape))
-    path = load_script("llama_cpp_quantize").llama_cpp_quantize(plain, tmp_path / "quantised.gguf", file_type)
+    path = llama_cpp_quantize(plain, tmp_path / "quantised.gguf", file_type)
     model = load_model(path)
     assert set(formats(model)) == wanted
 

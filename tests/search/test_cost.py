@@ -6,6 +6,7 @@ import pytest
 
 from deepthin.engine.errors import FormatError
 from deepthin.engine.shape import Shape
+from deepthin.profiles.schema import Measured
 from deepthin.search.cost import Cost, Timing
 from tests.support.fake_costs import fake_cost
 
@@ -14,6 +15,7 @@ SHAPE = Shape.parse("L=3,d=64,heads=2,ff=96,vocab=100,tied")
 
 def test_measured_costs_keep_their_samples() -> None:
     token_cost = fake_cost(SHAPE, "q4_0")
+    assert isinstance(token_cost.seconds_per_token, Measured)
     cost = Cost.of(token_cost)
     assert (cost.decode.value, cost.decode.basis) == (token_cost.seconds_per_token.median, "measured")
     assert cost.decode.samples == token_cost.seconds_per_token.samples
