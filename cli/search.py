@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +85,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--qk-norm", choices=tuple(QK_NORM_CHOICES), help="normalise queries and keys (default: no)")
     group = parser.add_argument_group("limits that steer the search and filter the front")
     group.add_argument("--max-ms-per-token", type=real(1e-6, 1e9), metavar="MS", help="decode time at --context tokens")
-    group.add_argument("--max-ttft-ms", type=real(1e-6, 1e9), metavar="MS", help="time to the first token, with a profile")
+    group.add_argument(
+        "--max-ttft-ms",
+        type=real(1e-6, 1e9),
+        metavar="MS",
+        help="time to the first token of a prompt of --context tokens; needs --profile",
+    )
     group.add_argument("--max-kv-mb", type=real(1e-6, 1e9), metavar="MB", help="F16 cache at --context tokens")
     group = parser.add_argument_group("the run")
     group.add_argument("--trials", type=whole(1, 10_000), metavar="N", help="shapes to try (default: 48)")
@@ -181,6 +187,7 @@ def _predicted(options: argparse.Namespace, progress: Progress) -> _Found:
     from deepthin.cli.predictions import open_profile
     from deepthin.profiles.predicted_costs import PredictedCosts
     from deepthin.search.config import DEFAULT_CONTEXT
+    from deepthin.search.cost import Cost, Timing
     from deepthin.search.run import run_search
 
     if options.store is not None:
@@ -189,7 +196,17 @@ def _predicted(options: argparse.Namespace, progress: Progress) -> _Found:
     costs = PredictedCosts(open_profile(options.profile), cached, runtime=options.runtime, threads=options.threads)
     config = _config(options, costs.identity)
     config.space.require_feasible()
-    return config, run_search(config, measure=costs.measure, out=options.out, progress=progress), [], 0
+    prompt = max(1, cached)
+
+    def cost(shape: Shape, quant: str) -> Cost:
+        first = costs.first_token(shape, quant, prompt)
+        return replace(
+            Cost.of(costs.measure(shape, quant)),
+            first_token=None if first is None else Timing.of(first),
+            prompt=0 if first is None else prompt,
+        )
+
+    return config, run_search(config, measure=cost, out=options.out, progress=progress), [], 0
 
 
 def _config(options: argparse.Namespace, profile: str = "") -> SearchConfig:

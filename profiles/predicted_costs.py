@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 
 from deepthin.engine.accounting import bytes_read_per_token
-from deepthin.engine.errors import UnsupportedError
+from deepthin.engine.errors import UnsupportedError, UsageError
 from deepthin.engine.shape import Shape
+from deepthin.profiles.latency.model import LatencyModel
 from deepthin.profiles.latency.runtimes import runtime_named
-from deepthin.profiles.latency.workload import DECODE, Workload
+from deepthin.profiles.latency.workload import DECODE, PREFILL, Workload
 from deepthin.profiles.profile import Profile
 from deepthin.profiles.schema import Predicted, TokenCost
 
@@ -34,11 +36,15 @@ class PredictedCosts:
         self.runtime = runtime or next(iter(profile.runtimes), "")
         self.model = profile.model(self.runtime, threads, DECODE)
         self.threads = self.model.conditions.threads
+        self.prompts: LatencyModel | None = None
+        with contextlib.suppress(UsageError):  # where no prompts were measured
+            self.prompts = profile.model(self.runtime, self.threads, PREFILL)
 
     @property
     def identity(self) -> str:
         """Which prediction this is: device, basis, runtime, threads, and a digest of the model."""
-        text = json.dumps([self.model.to_json(), self.profile.curve.to_json()], sort_keys=True)
+        models = [model.to_json() for model in (self.model, self.prompts) if model is not None]
+        text = json.dumps([*models, self.profile.curve.to_json()], sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:12]
         profile = self.profile
         return f"{profile.name} ({profile.basis}), {self.runtime}, {self.threads} threads, {digest}"
@@ -72,3 +78,12 @@ class PredictedCosts:
             measured_now=False,
             flags=(PREDICTED_FLAG, *((EXTRAPOLATED_FLAG,) if prediction.extrapolated else ())),
         )
+
+    def first_token(self, shape: Shape, quant: str, prompt: int) -> Predicted | None:
+        """Seconds until the first token after a prompt of so many tokens; None where the profile has no prompts.
+
+        Raises:
+            UsageError: the prompt is empty.
+        """
+        work = Workload(shape, quant, PREFILL, prompt, 0)
+        return None if self.prompts is None else self.prompts.predict(work).seconds

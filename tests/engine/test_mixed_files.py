@@ -15,10 +15,10 @@ from deepthin.engine.model import Model
 from deepthin.engine.shape import Shape
 from deepthin.engine.tensors import canonical_row_order, tensor_specs
 from deepthin.export.tolerances import gate
-from tests.support.llama_cpp_quantize import llama_cpp_quantize
 from tests.support.float64_decoder import float64_logits
 from tests.support.gguf_files import write_gguf
 from tests.support.llama_cpp_logits import llama_cpp_logits
+from tests.support.llama_cpp_quantize import llama_cpp_quantize
 from tests.support.tiny_models import PROMPT, lively_model
 
 WIDE = Shape.parse("L=8,d=256,heads=4,kv=2,ff=512,vocab=300,tied,ctx=64")

@@ -1,8 +1,10 @@
+from dataclasses import replace
+
 import pytest
 
 from deepthin.engine.errors import UnsupportedError, UsageError
 from deepthin.profiles.device_facts import device_facts
-from deepthin.profiles.latency.workload import Workload
+from deepthin.profiles.latency.workload import DECODE, Workload
 from deepthin.profiles.predicted_costs import PredictedCosts
 from deepthin.profiles.schema import Predicted, TokenCost
 from tests.profiles.test_profile import made
@@ -51,3 +53,18 @@ def test_unknown_runtimes_threads_and_formats_are_refused() -> None:
         PredictedCosts(made(), 0, threads=7)
     with pytest.raises(UnsupportedError, match=r"llama\.cpp does not run q4_k"):
         PredictedCosts(made(), 0).measure(SMALL, "q4_k")
+
+
+def test_the_first_token_takes_as_long_as_the_prompt_is_predicted_to_take() -> None:
+    phone = PredictedCosts(device_facts("pixel-9").profile(), 64)
+    short, long = (phone.first_token(SMALL, "q8_0", prompt) for prompt in (32, 256))
+    assert short is not None
+    assert long is not None
+    assert short.low <= short.value <= short.high < 8 * long.high
+    assert short.value < long.value
+
+
+def test_without_measured_prompts_there_is_no_time_to_the_first_token() -> None:
+    profile = made()
+    only_decode = replace(profile, models=tuple(model for model in profile.models if model.test == DECODE))
+    assert PredictedCosts(only_decode, 64).first_token(SMALL, "q4_0", 10) is None
