@@ -184,10 +184,18 @@ class Peer:
         self._child = Child(peer_kind(name).module, peer=name, deadline_s=deadline_s)
         try:
             self.version = str(self._child.call("version")["version"])
-            self._child.call("load", path=str(path), threads=threads, context=context)
+            self.load(path, threads, context)
         except BaseException:
             self._child.close()
             raise
+
+    def load(self, path: Path, threads: int, context: int) -> None:
+        """Replace the loaded model, in the same process.
+
+        Raises:
+            PeerError: it refuses the model, died, or missed its deadline.
+        """
+        self._child.call("load", path=str(path), threads=threads, context=context)
 
     @property
     def pid(self) -> int | None:

@@ -9,13 +9,14 @@ from typing import Any
 
 from deepthin.engine.bandwidth import read_bandwidth
 from deepthin.engine.cores import default_threads
+from deepthin.engine.errors import PeerMissingError
 from deepthin.engine.shape import Shape
 from deepthin.profiles.block_costs import engine_digest
 from deepthin.profiles.latency.runtimes import ENGINE, LLAMA_CPP, ONNXRUNTIME
 from deepthin.profiles.measuring import Bench
 from deepthin.profiles.probe_plans import plan_of
 from deepthin.profiles.probe_shapes import ProbeModel
-from deepthin.profiles.probing import EngineTimed, OpenTimed, PeerFiles, WriteModel, open_engine
+from deepthin.profiles.probing import EngineTimed, OpenTimed, PeerFiles, Timed, WriteModel, open_engine
 
 _PACKAGES = {LLAMA_CPP: "llama_cpp", ONNXRUNTIME: "onnxruntime"}
 _TINY = Shape.parse("L=1,d=64,heads=2,ff=64,vocab=64,tied")
@@ -32,7 +33,7 @@ def host_bench(
 
     Args:
         machine: this machine's record.
-        runtimes: wanted; peers that are not installed are left out.
+        runtimes: wanted; peers that are not installed say so when they are opened, and are skipped.
         writers: how peers' files are written.
         threads: thread counts; 1 and all usable CPUs when None.
     """
@@ -43,7 +44,9 @@ def host_bench(
         for name in runtimes:
             if name == ENGINE:
                 opened[name] = open_engine
-            elif find_spec(_PACKAGES[name]) is not None:
+            elif find_spec(_PACKAGES[name]) is None:
+                opened[name] = _missing(name)
+            else:
                 files[name] = stack.enter_context(PeerFiles(name, writers[name]))
                 opened[name] = files[name]
         EngineTimed(ProbeModel(_TINY, "q4_0", prompts=(2,)), 1).close()  # compiles what is not compiled yet
@@ -56,6 +59,15 @@ def host_bench(
             read_bandwidth=_rates,
             versions=_versions(files),
         )
+
+
+def _missing(name: str) -> OpenTimed:
+    """Stands for a peer that is not installed, so that its absence is said and not hidden."""
+
+    def open_timed(model: ProbeModel, threads: int) -> Timed:
+        raise PeerMissingError(f"{name} is not installed")
+
+    return open_timed
 
 
 def _rates(threads: int, num_bytes: int, repetitions: int) -> list[float]:

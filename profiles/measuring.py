@@ -188,7 +188,7 @@ def _noise_floor(bench: Bench, seconds: float) -> dict[str, Any]:
         for _ in range(2):
             try:
                 timed = bench.open_runtimes[runtime](ProbeModel(REFERENCE, "q8_0"), threads)
-            except PeerMissingError:
+            except DeepthinError:  # said again, with its reason, when its models are timed
                 return {}
             stack.callback(timed.close)
             opened.append(timed)

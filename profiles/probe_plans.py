@@ -23,7 +23,7 @@ _LAYERS = ((24, 80), (2, 12), (2, 8), (12, 40), (16, 64))
 _CONTEXTS = (2048, 512, 4096, 256, 1024)
 _PROMPT_PRODUCTS = 1.5e9  # of a prompt, so that it takes some 50 ms in one thread
 _PROMPT = (32, 256)  # tokens at least and at most
-_PROMPT_TURNS = (0, 2, 3)  # the others are so large that a prompt would take seconds
+_PROMPT_TURNS = (0, 2, 3)  # and half of the larger ones of turn 1; the largest would take seconds
 _MAX_MODEL_BYTES = 700_000_000
 
 # shape, format, contexts, prompts; weights 1 to 90 MB
@@ -55,7 +55,11 @@ def engine_plan() -> list[ProbeModel]:
                 shape = random_shape(generator, _PARAMS[turn], _LAYERS[pick])
             context = _CONTEXTS[(turn + 2 * index) % len(_CONTEXTS)]
             tokens = round(min(max(_PROMPT_PRODUCTS / count_params(shape).block_matrices, _PROMPT[0]), _PROMPT[1]))
-            found.append(ProbeModel(shape, quant, (0, context), (tokens,) if turn in _PROMPT_TURNS else ()))
+            found.append(
+                ProbeModel(
+                    shape, quant, (0, context), (tokens,) if turn in _PROMPT_TURNS or (turn == 1 and index % 2 == 0) else ()
+                )
+            )
     return found
 
 

@@ -14,7 +14,7 @@ from typing import Protocol, Self
 
 import numpy as np
 
-from deepthin.engine.errors import DeepthinError
+from deepthin.engine.errors import DeepthinError, PeerError
 from deepthin.engine.model import Model, random_model
 from deepthin.profiles.contestants import Peer, peer_kind
 from deepthin.profiles.latency.probe import Probe
@@ -27,6 +27,7 @@ WriteModel = Callable[[Model, Path], object]
 ROUND_S = 0.03  # of one round of decoding: long against the clock and a wake-up
 _MAX_STEPS = 64
 _MIN_STEPS = 4
+_DEADLINE_S = 120.0  # of one call of a peer
 
 
 class Timed(Protocol):
@@ -126,8 +127,7 @@ class PeerTimed:
         return self._peer.prompt(self._draw(prompt), self._draw(depth))
 
     def close(self) -> None:
-        """End the child."""
-        self._peer.close()
+        """Nothing: the process stays for the next model, and ends with :class:`PeerFiles`."""
 
     def _draw(self, count: int) -> list[int]:
         ids: list[int] = self._random.integers(0, self._vocab, count).tolist()
@@ -135,7 +135,9 @@ class PeerTimed:
 
 
 class PeerFiles:
-    """Opens a peer with probe models, each written once however many thread counts it is timed at; a context manager.
+    """Opens a peer with probe models, one at a time, in one process; a context manager.
+
+    A model is written once however many thread counts it is timed at.
 
     Args:
         runtime: the peer's name.
@@ -148,6 +150,7 @@ class PeerFiles:
         self._write, self._seed = write, seed
         self._folder = tempfile.TemporaryDirectory(prefix="deepthin-probes-")
         self._held: tuple[str, Path] | None = None
+        self._peer: Peer | None = None
 
     def __call__(self, model: ProbeModel, threads: int) -> PeerTimed:
         """Write the model unless it is the one written last, and load it.
@@ -157,14 +160,24 @@ class PeerFiles:
             PeerError: it refuses the model.
             UnsupportedError: the model cannot be written for it.
         """
-        peer = Peer(self.runtime, self._file(model), threads, model.room + _MAX_STEPS, deadline_s=120.0)
-        self.version = peer.version
-        return PeerTimed(peer, model.shape.vocab_size)
+        path, room = self._file(model), model.room + _MAX_STEPS
+        if self._peer is not None:
+            try:
+                self._peer.load(path, threads, room)
+            except PeerError:  # dead of the model before, perhaps; a new process tells
+                self._peer.close()
+                self._peer = None
+        if self._peer is None:
+            self._peer = Peer(self.runtime, path, threads, room, deadline_s=_DEADLINE_S)
+            self.version = self._peer.version
+        return PeerTimed(self._peer, model.shape.vocab_size)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._peer is not None:
+            self._peer.close()
         self._folder.cleanup()
 
     def _file(self, model: ProbeModel) -> Path:

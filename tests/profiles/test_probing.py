@@ -1,5 +1,7 @@
 """Timing probe models: sessions on fakes, and once on the real engine, llama.cpp and onnxruntime."""
 
+import os
+import signal
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -111,3 +113,14 @@ def test_a_context_that_is_cached_already_is_not_taken_in_again_and_gives_the_sa
         np.testing.assert_array_equal(peer.logits(ids, before), first)
         peer.prompt(ids, ())
         np.testing.assert_array_equal(peer.logits(ids, before), first)
+
+
+def test_a_peer_keeps_its_process_between_models_and_comes_back_after_a_death() -> None:
+    pytest.importorskip("onnxruntime")
+    with PeerFiles("onnxruntime", write_onnx_for_timing) as files:
+        first = files(TINY, 1).pids
+        other = ProbeModel(TINY.shape.replace(num_layers=3), "q8_0")
+        assert files(other, 2).pids == first
+        os.kill(first[0], signal.SIGKILL)
+        assert files(TINY, 1).pids != first
+        assert time_model("onnxruntime", files, TINY, 1, QUICK)
