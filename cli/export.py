@@ -56,6 +56,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="operators of ONNX files: onnxruntime's own, fastest there (default), or those of the ONNX standard only",
     )
     parser.add_argument(
+        "--onnx-accuracy-level",
+        type=int,
+        choices=(0, 4),
+        default=0,
+        help="of quantised ONNX products: 0 computes in f32 (default), 4 rounds activations to int8, as llama.cpp does",
+    )
+    parser.add_argument(
         "--hf-dtype", choices=("f32", "f16", "bf16"), default="f32", help="of the Hugging Face weights (default: f32)"
     )
     parser.add_argument(
@@ -85,6 +92,7 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
         quants=options.quant,
         hf_dtype=options.hf_dtype,
         onnx_profile=options.onnx_profile,
+        accuracy_level=options.onnx_accuracy_level,
         seed=options.seed if source.model is None else None,
         overwrite=options.overwrite,
         progress=lambda path: progress(f"writing {path}"),

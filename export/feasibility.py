@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import combinations
+from typing import Any
 
-from deepthin.engine.errors import UnsupportedError, UsageError
+from deepthin.engine.architectures import SMOLLM3_NOPE
+from deepthin.engine.errors import ShapeError, UnsupportedError, UsageError
 from deepthin.engine.shape import Shape
-from deepthin.engine.targets import target_verdicts
+from deepthin.engine.targets import LLAMA_CPP_MAX_LAYERS, target_verdicts
 
 _RULES = {"hf": "hf", "genai": "onnx", "transformersjs": "onnx", "gguf": "gguf-f16"}  # target -> its key in engine/targets.py
 TARGETS = tuple(_RULES)
@@ -36,13 +39,51 @@ def refusals(targets: Iterable[str], shape: Shape) -> dict[str, str]:
     return found
 
 
+def nearest_shape(targets: Iterable[str], shape: Shape) -> Shape | None:
+    """A shape that every target can express, by as few changes of ``shape`` as do; None if none does."""
+    targets = tuple(targets)
+    edits = _edits(shape)
+    for count in (1, 2, 3):
+        for chosen in combinations(edits, count):
+            changes = {name: value for edit in chosen for name, value in edit.items()}
+            try:
+                found = shape.replace(**changes)
+            except ShapeError:
+                continue
+            if found != shape and not refusals(targets, found):
+                return found
+    return None
+
+
+def _edits(shape: Shape) -> list[dict[str, Any]]:
+    """Single changes that get a shape past some rule of engine/targets.py."""
+    heads, width = shape.num_heads, shape.hidden_size
+    below = width // heads * heads
+    widths = sorted((value for value in (below, below + heads) if value), key=lambda value: abs(value - width))
+    return [
+        *({"hidden_size": value} for value in widths),
+        {"rope_scaling": None},
+        {"nope_every": SMOLLM3_NOPE},
+        {"nope_every": 0},
+        {"qkv_bias": False},
+        {"qk_norm": False},
+        {"mlp": "relu2"},
+        {"mlp": "swiglu"},
+        {"layer_sharing": 1},
+        {"num_layers": LLAMA_CPP_MAX_LAYERS // shape.layer_sharing},
+    ]
+
+
 def require_targets(targets: Iterable[str], shape: Shape) -> None:
     """Pass when every target can express ``shape``.
 
     Raises:
-        UnsupportedError: one cannot; the message names each and says why.
+        UnsupportedError: one cannot; the message names each, says why, and names the nearest shape that all can.
     """
+    targets = tuple(targets)
     refused = refusals(targets, shape)
     if refused:
         reasons = "; ".join(f"{target}: {why}" for target, why in refused.items())
-        raise UnsupportedError(f"cannot export {shape.text} ({reasons}); change the shape or leave the target out")
+        nearest = nearest_shape(targets, shape)
+        advice = "change the shape" if nearest is None else f"the nearest shape for all of them is {nearest.text}"
+        raise UnsupportedError(f"cannot export {shape.text} ({reasons}); {advice}, or leave the target out")

@@ -16,6 +16,11 @@ from deepthin.engine.arrays import F32
 from deepthin.engine.shape import Shape
 from deepthin.engine.tensors import TensorSpec, canonical_row_order, gguf_row_order, tensor_specs
 
+_BLOCK, _PART = 32, 16
+_SAME = 1e-3  # relative; f32 products of an exact amount or factor
+_PAIRS = np.arange(_BLOCK).reshape(-1, 2)[:, ::-1].reshape(-1)
+_GGUF_NIBBLES = np.arange(_BLOCK).reshape(2, -1).T.reshape(-1)  # byte j holds values j and j + 16
+
 
 @dataclass(frozen=True, slots=True)
 class WeightDifference:
@@ -77,12 +82,28 @@ def _describe(spec: TensorSpec, wanted: Mapping[str, F32], values: F32, differen
     for meaning, made in _mistakes(spec, wanted):
         if made.shape == values.shape and np.array_equal(made(), values):
             return meaning
+    off = _block_offset(wanted[spec.name], values, different)
     first = np.unravel_index(int(different.argmax()), different.shape)
     place = ", ".join(str(int(index)) for index in first)
     row = "" if len(first) < 2 else f", {len(np.unique(np.nonzero(different)[0]))} of {len(values)} rows"
     found, want = float(values[first]), float(wanted[spec.name][first])
     count = f"{int(different.sum())} of {values.size} values differ{row}"
-    return f"{count}, the first at [{place}]: {found:.9g} instead of {want:.9g}"
+    return f"{count}, the first at [{place}]: {found:.9g} instead of {want:.9g}{off}"
+
+
+def _block_offset(want: F32, values: F32, different: Any) -> str:
+    """What the first block that differs has in common, or an empty string; sixteen values are inside a block of any format."""
+    flat = int(different.argmax()) // _PART * _PART
+    a, b = (side.reshape(-1)[flat : flat + _PART].astype(np.float64) for side in (want, values))
+    if len(a) < _PART or (different.reshape(-1)[flat : flat + _PART].sum() < _PART // 2):
+        return ""
+    shift = b - a
+    if np.ptp(shift) <= _SAME * np.abs(shift).max():
+        return "; all of its block are off by the same amount, as by a wrong zero point"
+    factor = float(a @ b / (a @ a)) if a.any() else 0.0
+    if np.abs(b - factor * a).max() <= _SAME * np.abs(b).max():
+        return "; all of its block are off by the same factor, as by the scale of another block"
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +127,12 @@ def _mistakes(spec: TensorSpec, wanted: Mapping[str, F32]) -> list[tuple[str, _M
         ):
             rows = order(spec.dims[0], spec.rope_heads)
             found.append((meaning, _Made(spec.dims, lambda rows=rows: right[rows])))  # type: ignore[misc]
+    if len(spec.dims) == 2 and spec.dims[-1] % _BLOCK == 0:
+        for meaning, order in (
+            ("its values are swapped in pairs, as if each byte's nibbles were taken the wrong way round", _PAIRS),
+            ("its values are in GGUF's nibble order, as if blocks were copied without regrouping", _GGUF_NIBBLES),
+        ):
+            found.append((meaning, _Made(spec.dims, lambda order=order: _reordered(right, order))))  # type: ignore[misc]
     if len(spec.dims) == 2:
         square = spec.dims[::-1]
         found.append(("it is stored transposed", _Made(square, lambda: np.ascontiguousarray(right.T))))
@@ -113,6 +140,11 @@ def _mistakes(spec: TensorSpec, wanted: Mapping[str, F32]) -> list[tuple[str, _M
         if name != spec.name and other.shape == spec.dims:
             found.append((_mix_up(spec.name, name), _Made(spec.dims, lambda other=other: other)))  # type: ignore[misc]
     return found
+
+
+def _reordered(values: F32, order: Any) -> F32:
+    """``values`` with each block's 32 taken in ``order``."""
+    return values.reshape(-1, _BLOCK)[:, order].reshape(values.shape)
 
 
 def _mix_up(name: str, other: str) -> str:

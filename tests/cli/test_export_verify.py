@@ -104,6 +104,18 @@ def test_what_quant_does_not_reach_is_said(tmp_path: Path, capsys: pytest.Captur
     assert "onnx: opset 21, onnxruntime >=1.20; GroupQueryAttention with built-in rotary embedding" in text
 
 
+def test_accuracy_level_and_profile_reach_the_files(tmp_path: Path) -> None:
+    arguments = ["export", TINY, "--out", str(tmp_path / "b"), "--to", "genai", "--quant", "q4_0", "--quiet"]
+    assert main([*arguments, "--onnx-accuracy-level", "4"]) == 0
+    manifest = json.loads((tmp_path / "b" / "manifest.json").read_text())
+    assert manifest["onnx_accuracy_level"] == 4 and manifest["onnx"]["profile"] == "contrib"
+    assert main([*arguments, "--overwrite", "--onnx-profile", "standard"]) == 0
+    manifest = json.loads((tmp_path / "b" / "manifest.json").read_text())
+    assert manifest["onnx"]["opset"] == 23 and manifest["onnx"]["onnxruntime"] == ">=1.23"
+    config = json.loads((tmp_path / "b" / "genai" / "q4_0" / "genai_config.json").read_text())
+    assert config["search"]["past_present_share_buffer"] is False
+
+
 def test_verify_counts_what_ran_apart_from_what_was_compared(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(bundle), "--runtimes", "onnxruntime"]) == 0
     text = capsys.readouterr().out

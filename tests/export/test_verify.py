@@ -131,6 +131,28 @@ def test_a_forgotten_bias_is_named(tmp_path: Path, file: str) -> None:
     assert any("blk.1.attn_k.bias: it is all zeros" in line for line in result["summary"]), result["summary"]
 
 
+@pytest.mark.parametrize(
+    ("width", "heads", "kv_heads", "head_dim"),
+    [
+        (320, 8, 1, 40),
+        (320, 6, 2, 48),
+        (576, 6, 3, 56),
+        (576, 9, 9, 64),
+        (576, 8, 2, 72),
+        (896, 3, 3, 80),
+        (896, 6, 3, 96),
+        (960, 2, 1, 128),
+        (320, 4, 4, 36),
+    ],
+)
+def test_heads_and_widths(tmp_path: Path, width: int, heads: int, kv_heads: int, head_dim: int) -> None:
+    """Every rung of the attention ladder, in each runtime that takes the shape."""
+    shape = Shape.parse(f"L=1,d={width},heads={heads},kv={kv_heads},head_dim={head_dim},ff=96,vocab=96,tied,ctx=64,qk_norm")
+    export_bundle(lively_model(shape, seed=2), tmp_path / "b", quants=("f32", "q4_0"))
+    result = verify_bundle(tmp_path / "b")
+    assert result["verdict"] == "pass", result["summary"]
+
+
 @pytest.mark.parametrize("name", ["plain", "narrow_heads", "shared", "qwen3_odd"])
 def test_standard_operators_pass(tmp_path: Path, name: str) -> None:
     export_bundle(

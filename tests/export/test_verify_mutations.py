@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -217,6 +218,74 @@ def test_one_wrong_node_is_named(bundle: Path, change: Callable[[Any], None], sa
     parting = result["first_parting"]
     assert (parting["runtime"], parting["file"]) == ("onnxruntime", ONNX)
     assert parting["position"] == position
+
+
+def _changed(name: str, change: Callable[[Any], Any]) -> Callable[[Any], None]:
+    """Alters the values of initializer ``name``."""
+
+    def edit(proto: Any) -> None:
+        (item,) = [item for item in proto.graph.initializer if item.name == name]
+        item.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(change(numpy_helper.to_array(item))), name))
+
+    return edit
+
+
+def _gguf_nibbles(codes: Any) -> Any:
+    """Bytes that hold values j and j + 16 of a block, as GGUF has them, where 2j and 2j + 1 belong."""
+    whole = np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:2], 32)
+    return whole[..., :16] | whole[..., 16:] << 4
+
+
+def _zero_point(name: str, point: int) -> Callable[[Any], None]:
+    def edit(proto: Any) -> None:
+        (node,) = [node for node in proto.graph.node if node.op_type == "MatMulNBits" and node.input[1] == name + "_quant"]
+        (scales,) = [item for item in proto.graph.initializer if item.name == name + "_scales"]
+        points = np.full(list(scales.dims), point, np.float32)
+        proto.graph.initializer.append(numpy_helper.from_array(points, name + "_zero_points"))
+        node.input.append(name + "_zero_points")
+
+    return edit
+
+
+_UP, _O = "model.layers.0.mlp.up_proj.weight", "model.layers.1.self_attn.o_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "says"),
+    [
+        (
+            ONNX_Q4,
+            _changed(_UP + "_scales", lambda v: np.roll(v, 1)),
+            "blk.0.ffn_up: .*by the same factor, as by the scale of an",
+        ),
+        (ONNX_Q4, _changed(_UP + "_quant", lambda v: v << 4 | v >> 4), "blk.0.ffn_up: its values are swapped in pairs"),
+        (ONNX_Q4, _changed(_UP + "_quant", _gguf_nibbles), "blk.0.ffn_up: its values are in GGUF's nibble order"),
+        (ONNX_Q4, _zero_point(_UP, 7), "blk.0.ffn_up: .*by the same amount, as by a wrong zero point"),
+        (ONNX, _changed(_O, lambda v: v.T), "blk.1.attn_output: it is stored transposed"),
+    ],
+)
+def test_wrong_blocks_are_described(bundle: Path, file: str, change: Callable[[Any], None], says: str) -> None:
+    edit_onnx(bundle, file, change)
+    result = verify_bundle(bundle, runtimes=["onnxruntime"])
+    assert result["verdict"] == "fail"
+    assert any(re.search(f"{file}: {says}", line) for line in result["summary"]), result["summary"]
+    assert {pair["file"] for pair in result["pairs"] if not pair["ok"]} == {file}
+
+
+def test_caches_of_two_layers_exchanged(bundle: Path) -> None:
+    """A prefill starts from empty caches and cannot tell; the first token after it reads rows that are not its own."""
+
+    def change(proto: Any) -> None:
+        first, second = (node for node in proto.graph.node if node.op_type == "GroupQueryAttention")
+        for index in (3, 4):
+            first.input[index], second.input[index] = second.input[index], first.input[index]
+
+    edit_onnx(bundle, ONNX, change)
+    result = verify_bundle(bundle, runtimes=["onnxruntime"])
+    assert result["verdict"] == "fail"
+    phases = {pair["phase"]: pair["ok"] for pair in result["pairs"] if pair["file"] == ONNX}
+    assert phases == {"prefill": True, "decode": False, "chunks": False}
+    assert result["first_parting"]["position"] == 1 and result["first_parting"]["phase"] == "decode"
 
 
 @pytest.mark.parametrize("step", [-1, 1])
