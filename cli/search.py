@@ -26,18 +26,20 @@ from deepthin.cli.progress import Progress
 from deepthin.cli.sizes import bytes_text, count_text, parse_bytes, parse_count, parse_counts
 from deepthin.cli.table import table
 from deepthin.cli.verify import verdict_text
-from deepthin.engine.errors import UsageError
+from deepthin.engine.errors import InfeasibleError, UsageError
 from deepthin.engine.formats import BODY_QUANTS
 from deepthin.engine.shape import Shape
 
 if TYPE_CHECKING:
+    from deepthin.profiles.schema import TokenCost
     from deepthin.search.config import SearchConfig
 
 RUNTIME_NAMES = ("deepthin", "llama.cpp", "onnxruntime")
 TARGETS = ("hf", "onnx", "gguf", "gguf-k-quants", "transformersjs")  # as in search/targets.py, which loads more
 PRICED = ("gguf-k-quants",)
+SAMPLERS = ("exhaustive", "guided", "tpe", "nsga2", "random")
 QK_NORM_CHOICES = {"no": (False,), "yes": (True,), "either": (False, True)}
-PICKS = ("best_quality", "fastest_tied", "knee")
+PICKS = ("best_quality", "fastest_tied", "knee", "smallest_kv", "no_slower_than_baseline")
 LARGE_RESIDUAL = 0.1  # sums of parts this far from the whole model can reorder a front
 EXPORT_FOLDER = "export"
 EXAMPLES = """examples:
@@ -103,6 +105,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="default: one per physical core, fast ones where they differ",
     )
+    group.add_argument(
+        "--plateau", type=whole(0, 10_000), metavar="N", help="stop after N shapes without progress (default: 40)"
+    )
+    group.add_argument("--sampler", choices=SAMPLERS, help="how shapes are proposed (default: by a rule, named in the result)")
+    group.add_argument("--tokens", type=real(1e9, 1e14), metavar="T", help="training tokens to predict for (default: 1e11)")
+    group.add_argument("--baseline", metavar="NAME", help="public shape to compare with (default: the nearest in parameters)")
     group.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of every random choice (default: 0)")
     group.add_argument(
         "--out", type=argument(parse_path), default=Path("run"), metavar="DIR", help="run folder (default: ./run)"
@@ -145,6 +153,11 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
     exit_code = 0
     body |= {"export": None, "verification": None}
     pick = options.pick or document["recommended"]
+    if pick not in document["picks"]:
+        raise InfeasibleError(
+            f"--pick {pick}: every shape found is slower per text than the public shape it is compared with; "
+            f"choose another pick, or a smaller --params"
+        )
     chosen = document["picks"][pick]
     refused = refusals(EXPORT_TARGETS, Shape.parse(chosen["shape"]))
     if len(refused) == len(EXPORT_TARGETS):
@@ -175,7 +188,13 @@ def _timed(options: argparse.Namespace, progress: Progress) -> _Found:
 
     store = options.store or options.out / "timings.jsonl"
     costs = BlockCosts(store, options.threads or default_threads(), config.context)
-    document = run_search(config, measure=costs.measure, out=options.out, progress=progress)
+    again: dict[int, BlockCosts] = {}  # each repeat has a store of its own, so that nothing is found but everything is kept
+
+    def remeasure(shape: Shape, quant: str, number: int) -> TokenCost:
+        path = store.with_name(f"{store.stem}-repeat{number}.jsonl")
+        return again.setdefault(number, BlockCosts(path, costs.threads, config.context)).measure(shape, quant)
+
+    document = run_search(config, measure=costs.measure, out=options.out, progress=progress, remeasure=remeasure)
     fresh = costs.num_measured
     picks = dict.fromkeys((pick["shape"], pick["quant"]) for pick in document["picks"].values())
     progress("timing whole models against the sums of their parts")
@@ -222,6 +241,10 @@ def _config(options: argparse.Namespace, profile: str = "") -> SearchConfig:
         "sharings": options.share and tuple(options.share),
         "qk_norms": options.qk_norm and QK_NORM_CHOICES[options.qk_norm],
         "trials": options.trials,
+        "plateau": options.plateau,
+        "sampler": options.sampler,
+        "tokens": options.tokens,
+        "baseline": options.baseline,
         "context": options.context,
         "max_kv_bytes": options.max_kv_mb and round(options.max_kv_mb * 1e6),
     }
@@ -294,7 +317,9 @@ def front_text(document: Mapping[str, Any]) -> str:
     lines += [""]
     for name, pick in document["picks"].items():
         mark = " (recommended)" if name == document["recommended"] else ""
-        lines.append(f"{name}{mark}: {pick['rule']}\n  {pick['shape']} {pick['quant']}{_against(pick['compared_with'])}")
+        ties = f"; tied with {len(pick['tied_with'])} more in loss and time" if pick["tied_with"] else ""
+        lines.append(f"{name}{mark}: {pick['reason']}{ties}")
+        lines.append(f"  {pick['shape']} {pick['quant']}{_against(pick['compared_with'])}")
     lines += ["", *document["notes"]]
     return "\n".join(lines)
 

@@ -7,17 +7,20 @@ from typing import Any
 
 from deepthin._version import VERSION
 from deepthin.engine.errors import UsageError
+from deepthin.engine.known_shapes import known_shape
 from deepthin.search.budget import Budget
 from deepthin.search.objectives import Limits
 from deepthin.search.quality.model import QualityModel, check_tokens
 from deepthin.search.quality.quantisation import GROUP_WISE
 from deepthin.search.quality.shape_laws import REFERENCE_TOKENS
-from deepthin.search.space import QK_NORMS, QUANTS, SHARINGS, VOCABS, Space
+from deepthin.search.sampler import CHOICES, SamplerChoice, choose_sampler
+from deepthin.search.space import HEAD_DIMS, KV_GROUPS, QK_NORMS, QUANTS, SHARINGS, VOCABS, Space
 from deepthin.search.targets import DEFAULT_TARGETS, Targets
 
 DEFAULT_PARAMS = 30_000_000  # used when no budget is given
 DEFAULT_TRIALS = 48  # about a second for each new shape, up to three while other processes disturb every measurement
 DEFAULT_CONTEXT = 512
+DEFAULT_PLATEAU = 40
 _MAX_TRIALS = 10_000
 _MIN_SEQ_LEN = 2048
 
@@ -35,9 +38,13 @@ class SearchConfig:
         sharings: how often each block may run in a row.
         qk_norms: whether queries and keys may be, or must be, normalised.
         vocabs: vocabulary sizes to choose from; one fixes it.
+        head_dims: head dims to choose from.
+        kv_groups: most query heads per key/value head, to choose from.
         quants: body formats to choose from.
         trials: candidates to propose, measured or failed.
         seed: start of every random choice.
+        plateau: steps without progress of the front after which the search stops early; 0 never does.
+        sampler: how points are proposed (``search/sampler.py``); empty for its rule.
         context: cached tokens at which a token is timed.
         threads: threads the measurement uses, or None where the caller lets it choose; recorded, not acted on here.
         tokens: training tokens the prediction is made for.
@@ -46,6 +53,7 @@ class SearchConfig:
         max_ms_per_token: optional limit on the time per token.
         max_ttft_ms: optional limit on the time to the first token of a prompt, where costs have one.
         max_kv_bytes: optional limit on the F16 cache at ``context`` tokens.
+        baseline: public shape that picks are compared with; empty for the nearest in parameters.
         machine: what the times were taken on; a run folder belongs to one machine.
         profile: where times are predicted: which profile, runtime and threads; empty where they are measured.
 
@@ -61,9 +69,13 @@ class SearchConfig:
     sharings: tuple[int, ...] = SHARINGS
     qk_norms: tuple[bool, ...] = QK_NORMS
     vocabs: tuple[int, ...] = VOCABS
+    head_dims: tuple[int, ...] = HEAD_DIMS
+    kv_groups: tuple[int, ...] = KV_GROUPS
     quants: tuple[str, ...] = QUANTS
     trials: int = DEFAULT_TRIALS
     seed: int = 0
+    plateau: int = DEFAULT_PLATEAU
+    sampler: str = ""
     context: int = DEFAULT_CONTEXT
     threads: int | None = None
     tokens: float = REFERENCE_TOKENS
@@ -72,6 +84,7 @@ class SearchConfig:
     max_ms_per_token: float | None = None
     max_ttft_ms: float | None = None
     max_kv_bytes: int | None = None
+    baseline: str = ""
     machine: str = ""
     profile: str = ""
 
@@ -79,10 +92,19 @@ class SearchConfig:
         """Fill in the default budget and check every field by building what it is used for."""
         if self.params is None and self.bytes is None and self.ram is None:
             object.__setattr__(self, "params", DEFAULT_PARAMS)
-        for name, low, high in (("trials", 1, _MAX_TRIALS), ("seed", 0, 2**63 - 1), ("context", 0, 1 << 24)):
+        for name, low, high in (
+            ("trials", 1, _MAX_TRIALS),
+            ("plateau", 0, _MAX_TRIALS),
+            ("seed", 0, 2**63 - 1),
+            ("context", 0, 1 << 24),
+        ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
                 raise UsageError(f"--{name} is {value!r}, but a whole number from {low} to {high} is needed")
+        if self.sampler and self.sampler not in CHOICES:
+            raise UsageError(f"sampler {self.sampler!r} is unknown; use one of {', '.join(CHOICES)}")
+        if self.baseline:
+            known_shape(self.baseline)
         check_tokens(self.tokens)
         if not 0 <= self.int4_multiplier <= 10:
             raise UsageError(f"4-bit multiplier {self.int4_multiplier!r}: a number from 0 to 10 is needed, for example 0.5")
@@ -100,11 +122,20 @@ class SearchConfig:
         return Space(
             self.budget,
             vocabs=self.vocabs,
+            head_dims=self.head_dims,
+            kv_groups=self.kv_groups,
             sharings=self.sharings,
             qk_norms=self.qk_norms,
             quants=self.quants,
             max_seq_len=max(_MIN_SEQ_LEN, self.context),
         )
+
+    @property
+    def choice(self) -> SamplerChoice:
+        """How points are proposed, and why."""
+        if self.sampler:
+            return SamplerChoice(self.sampler, "as asked")
+        return choose_sampler(self.space.num_points, self.trials)
 
     @property
     def limits(self) -> Limits:

@@ -7,7 +7,7 @@ A cost comes from a callable that the caller hands in, ``cost(shape, quant)``. I
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -16,6 +16,7 @@ from deepthin.engine.shape import Shape
 from deepthin.profiles.schema import Measured, TokenCost, as_float, as_int, as_str, exact_keys
 
 MEASURED, PREDICTED, PUBLISHED = "measured", "predicted", "published"
+_LEAST_HALF_WIDTH = 0.001  # relative; no time is better known
 BASES = (MEASURED, PREDICTED, PUBLISHED)
 
 
@@ -159,4 +160,24 @@ class Cost:
         )
 
 
+def pooled(timings: Sequence[Timing]) -> Timing:
+    """Independent measurements of one time as one: weighted by their precision, wider where they contradict each other.
+
+    Weights are inverse variances of the logarithms. Where the values scatter more than their intervals allow, the joint
+    interval grows by that ratio (R. T. Birge, Physical Review 40, 207, 1932).
+    """
+    logs = [math.log(timing.value) for timing in timings]
+    widths = [max(math.log(timing.high / timing.low) / 2, _LEAST_HALF_WIDTH) for timing in timings]
+    weights = [1 / width**2 for width in widths]
+    centre = math.fsum(w * x for w, x in zip(weights, logs, strict=True)) / math.fsum(weights)
+    scatter = math.fsum(w * (x - centre) ** 2 for w, x in zip(weights, logs, strict=True))
+    # widths are half intervals, 1.96 standard deviations
+    ratio = math.sqrt(max(1.0, 1.96**2 * scatter / max(1, len(logs) - 1)))
+    half = ratio / math.sqrt(math.fsum(weights))
+    samples = tuple(sample for timing in timings for sample in timing.samples)
+    first = timings[0]
+    return Timing(math.exp(centre), math.exp(centre - half), math.exp(centre + half), first.unit, first.basis, samples)
+
+
 CostOf = Callable[[Shape, str], TokenCost | Cost]
+RepeatedCostOf = Callable[[Shape, str, int], TokenCost | Cost]  # the last argument counts repeats from 1; each measures anew

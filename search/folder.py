@@ -21,6 +21,7 @@ from typing import Any, Self
 from deepthin.engine.errors import DeepthinError, FormatError, UsageError
 from deepthin.search.config import SearchConfig
 from deepthin.search.cost import Cost
+from deepthin.search.filesystem import network_filesystem
 
 if sys.platform == "win32":
     import msvcrt
@@ -41,12 +42,18 @@ class RunFolder:
 
     Raises:
         UsageError: the folder holds another search, or files of something else.
-        DeepthinError: another process has it open, or it cannot be written.
+        DeepthinError: another process has it open, it cannot be written, or it lies on a network file system.
         FormatError: a stored line is damaged.
     """
 
     def __init__(self, path: Path, config: SearchConfig) -> None:
         self.path = path
+        kind = network_filesystem(path)
+        if kind:
+            raise DeepthinError(
+                f"{path}: lies on a network file system ({kind}), where journals tear and locks are not kept; "
+                f"choose an --out on a local disk"
+            )
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._check_owner(path)
@@ -58,6 +65,7 @@ class RunFolder:
             self._settle(config)
             for name in (JOURNAL, MEASUREMENTS):
                 _drop_torn_line(path / name)
+            self._repeats: dict[tuple[str, int], Cost] = {}
             self._measured, self._failed = self._read_measurements()
         except BaseException:
             os.close(self._lock)
@@ -91,6 +99,16 @@ class RunFolder:
         """Append a cost; what is returned is what a later run will read."""
         self._append({"key": key, "cost": cost.to_json()})
         self._measured[key] = cost
+        return cost
+
+    def repeated(self, key: str, number: int) -> Cost | None:
+        """The stored ``number``-th repeat (from 1) of measuring a candidate, if there is one."""
+        return self._repeats.get((key, number))
+
+    def store_repeat(self, key: str, number: int, cost: Cost) -> Cost:
+        """Append the ``number``-th repeat of measuring a candidate."""
+        self._append({"key": key, "repeat": number, "cost": cost.to_json()})
+        self._repeats[key, number] = cost
         return cost
 
     def store_failed(self, key: str, why: str) -> None:
@@ -144,6 +162,8 @@ class RunFolder:
                     record = json.loads(line)
                     if "failed" in record:
                         failed[str(record["key"])] = str(record["failed"])
+                    elif "repeat" in record:
+                        self._repeats[str(record["key"]), int(record["repeat"])] = Cost.from_json(record["cost"])
                     else:
                         measured[str(record["key"])] = Cost.from_json(record["cost"])
                 except (ValueError, KeyError, TypeError, FormatError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from deepthin._version import VERSION
@@ -10,17 +11,20 @@ from deepthin.engine.accounting import aspect_ratio, count_bytes, count_params, 
 from deepthin.search.config import SearchConfig
 from deepthin.search.file_sizes import file_sizes, random_weights_name
 from deepthin.search.k_quants import k_quant_size
+from deepthin.search.membership import front_probabilities
 from deepthin.search.memory import memory
 from deepthin.search.objectives import Scored, pareto_front, unmet
-from deepthin.search.picks import RECOMMENDED, RULES, choose, tied
+from deepthin.search.picks import RECOMMENDED, RULES, choose, indistinguishable, reason, tied
 from deepthin.search.quality.accuracy import points_lost
-from deepthin.search.quality.model import SHAPE_TERMS, TIE_BAND, Quality, judged_terms
+from deepthin.search.quality.model import MAX_TOKENS, MIN_TOKENS, SHAPE_TERMS, TIE_BAND, Quality, judged_terms
 from deepthin.search.quality.vocabulary import TERM as VOCAB_TERM
 from deepthin.search.quality.vocabulary import VOCAB_DOUBT, VOCAB_SUPPORT
 from deepthin.search.targets import PRICED
 
 SCHEMA = "deepthin/front/2"
 PREDICTION_FLAGS = ("predicted", "extrapolated")  # of a time that was predicted; nothing disturbed it
+_MOST_TIES = 8
+_CONTENDER = 0.05  # chance of leading from which a candidate beside the front is listed
 
 
 def feasible(config: SearchConfig, scored: Sequence[Scored]) -> list[Scored]:
@@ -40,6 +44,8 @@ def front_document(
     scored: Sequence[Scored],
     failures: Sequence[Mapping[str, str]],
     comparisons: Mapping[str, Mapping[str, Any]],
+    stopped: str = "trials",
+    baseline: tuple[str, Scored] | None = None,
 ) -> dict[str, Any]:
     """The document of ``front.json``.
 
@@ -47,17 +53,21 @@ def front_document(
         config: the settings of the run.
         scored: every measured candidate; at least one meets the limits.
         failures: ``shape``, ``quant`` and ``why`` of candidates that could not be measured.
+        baseline: name and cost of the public shape that one pick is chosen against.
+        stopped: why the search ended: ``trials``, ``plateau`` or ``space``.
         comparisons: by pick, what :func:`comparison` made of the nearest public shape.
     """
     usable = feasible(config, scored)
     front = pareto_front(usable)
-    picks = choose(usable)
+    against = None if baseline is None else baseline[1]
+    picks = choose(usable, baseline=against)
     best = picks["best_quality"]
-    without = choose(usable, _loss_without_vocab)
+    without = choose(usable, _loss_without_vocab, against)
     moved = config.vocab_term and any(without[name].candidate != pick.candidate for name, pick in picks.items())
     doubt = VOCAB_DOUBT if moved else 0.0
     band = {one.candidate.key for one in tied(usable)}
     keys = {one.candidate.key for one in front}
+    on_front = front_probabilities(usable)
     names: dict[str, list[str]] = {}
     for name, pick in picks.items():
         names.setdefault(pick.candidate.key, []).append(name)
@@ -68,18 +78,37 @@ def front_document(
         "budget": config.budget.to_json(),
         "limits": config.limits.to_json(),
         "measured_on": {"machine": config.machine, "threads": scored[0].cost.threads, "context": scored[0].cost.context},
+        "sampler": config.choice.to_json(),
         "time_basis": scored[0].cost.decode.basis,
         "trials": len(scored) + len(failures),
+        "stopped": stopped,
         "measurements": len({one.candidate.key for one in scored}),
         "front": [
             {
                 **entry(one, best.quality, doubt, config.seed),
                 "tied_with_best": one.candidate.key in band,
+                "front_probability": on_front[one.candidate.key],
                 "picks": names.get(one.candidate.key, []),
             }
             for one in front
         ],
-        "picks": {name: _pick(name, pick, best, doubt, comparisons.get(name)) for name, pick in picks.items()},
+        "contenders": [
+            {**_named(one), "front_probability": on_front[one.candidate.key]}
+            for one in usable
+            if one.candidate.key not in keys and on_front[one.candidate.key] >= _CONTENDER
+        ],
+        "picks": {
+            name: {
+                **_pick(name, pick, best, doubt, comparisons.get(name)),
+                "reason": reason(name, pick, usable, baseline),
+                "tied_with": [_named(one) for one in indistinguishable(pick, usable)[:_MOST_TIES]],
+            }
+            for name, pick in picks.items()
+        },
+        "baseline": None
+        if baseline is None
+        else {"name": baseline[0], **_named(baseline[1]), "ms_per_kchar": baseline[1].time},
+        "sensitivity": _sensitivity(config, usable, against),
         "recommended": RECOMMENDED,
         "without_vocab_term": {
             "picks_change": moved,
@@ -211,6 +240,20 @@ def _pick(name: str, one: Scored, best: Scored, doubt: float, compared_with: Map
 
 def _named(one: Scored) -> dict[str, str]:
     return {"shape": one.candidate.shape.text, "quant": one.candidate.quant}
+
+
+def _sensitivity(config: SearchConfig, usable: Sequence[Scored], baseline: Scored | None) -> dict[str, Any]:
+    """The picks if the model were trained on a quarter and on four times the tokens."""
+    found = {}
+    for factor in (0.25, 4.0):
+        tokens = config.tokens * factor
+        if not MIN_TOKENS <= tokens <= MAX_TOKENS:
+            continue
+        model = replace(config.quality, tokens=tokens)
+        losses = {one.candidate.key: model.predict(one.candidate.shape, one.candidate.quant).loss for one in usable}
+        picks = choose(usable, lambda one, losses=losses: losses[one.candidate.key], baseline)  # type: ignore[misc]
+        found[f"tokens_x{factor:g}"] = {"tokens": tokens, "picks": {name: _named(one) for name, one in picks.items()}}
+    return found
 
 
 def _loss_without_vocab(one: Scored) -> float:

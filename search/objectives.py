@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,12 +23,14 @@ class Scored:
 
     Attributes:
         step: position in the run, from 0; the same in an interrupted and an uninterrupted run.
+        point: of the space, where it was proposed; None for a shape from elsewhere.
     """
 
     step: int
     candidate: Candidate
     quality: Quality
     cost: Cost
+    point: Mapping[str, int] | None = None
 
     @property
     def loss(self) -> float:

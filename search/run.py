@@ -5,21 +5,27 @@ What a shape costs comes from ``measure``, which the caller hands in; nothing he
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from deepthin.engine.accounting import count_params
 from deepthin.engine.errors import DeepthinError
-from deepthin.engine.known_shapes import nearest_known
+from deepthin.engine.known_shapes import known_shape, nearest_known
 from deepthin.engine.shape import Shape
 from deepthin.search.config import SearchConfig
-from deepthin.search.cost import Cost, CostOf
+from deepthin.search.cost import Cost, CostOf, RepeatedCostOf, Timing, pooled
 from deepthin.search.design import initial_design, random_generator
 from deepthin.search.folder import RunFolder
 from deepthin.search.front import comparison, feasible, front_document
+from deepthin.search.guide import Guide
+from deepthin.search.hypervolume import hypervolume
+from deepthin.search.membership import front_probabilities
 from deepthin.search.objectives import Scored
-from deepthin.search.picks import choose
+from deepthin.search.picks import RECOMMENDED, choose
+from deepthin.search.sampler import EXHAUSTIVE, GUIDED, NSGA2, RANDOM, TPE
 from deepthin.search.space import Candidate, Space
 from deepthin.search.study import Proposal, SearchStudy
 
@@ -29,9 +35,22 @@ Progress = Callable[[str, int | None, int | None], None]
 
 _SAMPLER_ATTEMPTS = 8  # proposals of known candidates before random points are tried
 _RANDOM_ATTEMPTS = 1000  # random points before the space counts as used up
+REPEATS = 3
+OPEN = 0.05  # a chance of leading between this and its complement is open
+_MOST_REPEATED = 8  # candidates per round, the most open first
+_OPTUNA_EVERY = 4  # guided steps leave every fourth to Optuna's sampler, which believes in no time model
+_PLATEAU_GAIN = 0.001  # relative; less than this in `plateau` steps is no progress
+_LEAST_MEASURED = 16  # before a plateau can be seen
 
 
-def run_search(config: SearchConfig, *, measure: CostOf, out: Path, progress: Progress | None = None) -> dict[str, Any]:
+def run_search(
+    config: SearchConfig,
+    *,
+    measure: CostOf,
+    out: Path,
+    progress: Progress | None = None,
+    remeasure: RepeatedCostOf | None = None,
+) -> dict[str, Any]:
     """Run, resume or repeat a search in the folder ``out`` and return the document of its ``front.json``.
 
     No shape is measured twice. A run killed at any point and started again proposes, measures and writes what it would have
@@ -42,6 +61,8 @@ def run_search(config: SearchConfig, *, measure: CostOf, out: Path, progress: Pr
         measure: what a shape costs whose body is stored in a format, measured or predicted; a :class:`DeepthinError` from it
             fails that shape only.
         out: the run folder.
+        remeasure: measures a shape anew; used on candidates whose place on the front their intervals leave open, until it is
+            settled or each was repeated :data:`REPEATS` times.
         progress: called as ``progress(message, done, total)``.
 
     Raises:
@@ -55,6 +76,8 @@ def run_search(config: SearchConfig, *, measure: CostOf, out: Path, progress: Pr
     with RunFolder(out, config) as folder:
         run = _Run(config, space, folder, measure)
         run.advance(say)
+        if remeasure is not None:
+            run.settle(remeasure, say)
         document = run.document(say)
         folder.write_front(document)
         return document
@@ -69,32 +92,90 @@ class _Run:
         self._quality = config.quality
         self._folder = folder
         self._measure = measure
-        self._study = SearchStudy(folder.journal, space.dimensions, config.seed, constrained=bool(config.limits.names))
+        kind = config.choice.name
+        optunas = kind if kind in (TPE, NSGA2, RANDOM) else TPE
+        constrained = bool(config.limits.names)
+        self._study = SearchStudy(folder.journal, space.dimensions, config.seed, constrained=constrained, sampler=optunas)
+        self._guide = Guide(space, self._quality, config.context, config.seed) if kind == GUIDED else None
+        self._every = iter(space.points()) if kind == EXHAUSTIVE else None
+        self._stopped = "trials"
         self._scored: list[Scored] = []
         self._failures: list[dict[str, str]] = []
         self._keys: set[str] = set()
+        self._takes: dict[str, list[Timing]] = {}
         for blob in self._study.steps:
-            self._record(blob["step"], Candidate(Shape.parse(blob["shape"]), blob["quant"]))
+            self._record(blob["step"], Candidate(Shape.parse(blob["shape"]), blob["quant"]), blob["point"])
 
     def advance(self, say: Progress) -> None:
         """Take steps until there are as many as asked for, or every candidate has been seen."""
         total = self._config.trials
         if len(self._keys) >= total:
             return
-        design = initial_design(self._space, self._quality, self._config.seed)
+        free = self._config.choice.name in (NSGA2, RANDOM, EXHAUSTIVE)
+        design = [] if free else initial_design(self._space, self._quality, self._config.seed)
         say("searching", len(self._keys), total)
         for step in range(len(self._keys), total):
-            proposed = self._propose(step, design[step] if step < len(design) else None)
+            if self._on_plateau(step):
+                self._stopped = "plateau"
+                return
+            proposed = self._propose(step, design[step] if step < len(design) else self._guided(step))
             if proposed is None:
+                self._stopped = "space"
                 return
             proposal, candidate = proposed
-            facts = {"shape": candidate.shape.text, "quant": candidate.quant}
-            scored = self._record(step, candidate)
+            facts = {"shape": candidate.shape.text, "quant": candidate.quant, "point": proposal.point}
+            scored = self._record(step, candidate, proposal.point)
             if scored is None:
                 self._study.fail(proposal, step, facts)
             else:
                 self._study.tell(proposal, step, facts, (scored.loss, scored.time), self._config.limits.violations(scored))
             say(_told(candidate, scored), step + 1, total)
+
+    def _guided(self, step: int) -> Mapping[str, int] | None:
+        """The point for ``step`` where it does not come from Optuna's sampler."""
+        if self._every is not None:
+            return next((point for point in self._every if self._space.decode(point).key not in self._keys), None)
+        if self._guide is None or not self._scored or step % _OPTUNA_EVERY == 0:
+            return None
+        return self._guide.propose(step, self._scored, self._keys)
+
+    def _on_plateau(self, step: int) -> bool:
+        """Whether the last ``plateau`` steps added next to nothing to the area in front of the first ones' worst."""
+        patience = self._config.plateau
+        pairs = [(one.step, (one.loss, math.log(one.time))) for one in self._scored if self._config.limits.met(one)]
+        early = [pair for at, pair in pairs if at < step - patience]
+        if not patience or len(early) < _LEAST_MEASURED:
+            return False
+        corner = (max(loss for loss, _ in early), max(time for _, time in early))
+        before, now = hypervolume(early, corner), hypervolume([pair for _, pair in pairs], corner)
+        return before > 0 and now / before - 1 < _PLATEAU_GAIN
+
+    def settle(self, remeasure: RepeatedCostOf, say: Progress) -> None:
+        """Measure the candidates again whose place on the front is open; their times become those of all measurements."""
+        for number in range(1, REPEATS + 1):
+            usable = [one for one in self._scored if self._config.limits.met(one)]
+            chances = front_probabilities(usable)
+            unsettled = [one for one in usable if OPEN < chances[one.candidate.key] < 1 - OPEN]
+            unsettled.sort(key=lambda one: (abs(chances[one.candidate.key] - 0.5), one.candidate.key))
+            if not unsettled:
+                return
+            say(f"measuring {len(unsettled[:_MOST_REPEATED])} leaders again, whose order is open", None, None)
+            for one in unsettled[:_MOST_REPEATED]:
+                self._repeat(one, number, remeasure)
+
+    def _repeat(self, one: Scored, number: int, remeasure: RepeatedCostOf) -> None:
+        key = one.candidate.key
+        cost = self._folder.repeated(key, number)
+        if cost is None:
+            try:
+                found = Cost.of(remeasure(one.candidate.shape, one.candidate.quant, number))
+            except DeepthinError:  # it was measured once, which stays
+                return
+            cost = self._folder.store_repeat(key, number, found)
+        self._takes.setdefault(key, [one.cost.decode]).append(cost.decode)
+        flags = tuple(sorted({*one.cost.flags} & {*cost.flags}))  # what disturbed only one of them is outweighed
+        joint = replace(one.cost, decode=pooled(self._takes[key]), flags=flags)
+        self._scored[self._scored.index(one)] = replace(one, cost=joint)
 
     def document(self, say: Progress) -> dict[str, Any]:
         """The front and its picks, each beside the nearest public shape."""
@@ -104,9 +185,11 @@ class _Run:
             raise DeepthinError(
                 f"not one of {len(self._failures)} shapes could be measured; the first ({name}): {first['why']}"
             )
-        picks = choose(feasible(self._config, self._scored))
+        usable = feasible(self._config, self._scored)
+        baseline = self._baseline(choose(usable)[RECOMMENDED], say)
+        picks = choose(usable, baseline=None if baseline is None else baseline[1])
         comparisons = {name: self._compared(pick, say) for name, pick in picks.items()}
-        return front_document(self._config, self._scored, self._failures, comparisons)
+        return front_document(self._config, self._scored, self._failures, comparisons, self._stopped, baseline)
 
     def _propose(self, step: int, point: Mapping[str, int] | None) -> tuple[Proposal, Candidate] | None:
         """An open proposal whose candidate was not seen in this run, or None when there is none left."""
@@ -123,7 +206,8 @@ class _Run:
         candidate = self._space.decode(proposal.point)
         if candidate.key not in self._keys:
             return proposal, candidate
-        self._study.reject(proposal, step, {"shape": candidate.shape.text, "quant": candidate.quant})
+        facts = {"shape": candidate.shape.text, "quant": candidate.quant, "point": proposal.point}
+        self._study.reject(proposal, step, facts)
         return self._propose(step, point)
 
     def _unseen_point(self, step: int) -> dict[str, int] | None:
@@ -134,14 +218,14 @@ class _Run:
                 return point
         return None
 
-    def _record(self, step: int, candidate: Candidate) -> Scored | None:
+    def _record(self, step: int, candidate: Candidate, point: Mapping[str, int]) -> Scored | None:
         """Measure ``candidate`` unless that was done, and remember it as step ``step``; None if it cannot be measured."""
         self._keys.add(candidate.key)
         cost = self._cost(candidate)
         if isinstance(cost, str):
             self._failures.append({"shape": candidate.shape.text, "quant": candidate.quant, "why": cost})
             return None
-        scored = Scored(step, candidate, self._quality.predict(candidate.shape, candidate.quant), cost)
+        scored = Scored(step, candidate, self._quality.predict(candidate.shape, candidate.quant), cost, point)
         self._scored.append(scored)
         return scored
 
@@ -157,9 +241,22 @@ class _Run:
             return str(error)
         return self._folder.store_measured(candidate.key, cost)
 
+    def _baseline(self, pick: Scored, say: Progress) -> tuple[str, Scored] | None:
+        """The public shape of ``--baseline``, or the nearest one, costed in the format of ``pick``; None if it cannot be."""
+        shape = pick.candidate.shape
+        wanted = self._config.baseline
+        known = known_shape(wanted) if wanted else nearest_known(count_params(shape).total)
+        candidate = Candidate(known.shape.replace(max_seq_len=shape.max_seq_len), pick.candidate.quant)
+        say(f"comparing with {known.name} {candidate.quant}", None, None)
+        cost = self._cost(candidate)
+        if isinstance(cost, str):
+            return None
+        return known.name, Scored(-1, candidate, self._quality.predict(candidate.shape, candidate.quant), cost)
+
     def _compared(self, pick: Scored, say: Progress) -> dict[str, Any]:
         shape = pick.candidate.shape
-        known = nearest_known(count_params(shape).total)
+        wanted = self._config.baseline
+        known = known_shape(wanted) if wanted else nearest_known(count_params(shape).total)
         candidate = Candidate(known.shape.replace(max_seq_len=shape.max_seq_len), pick.candidate.quant)
         say(f"comparing with {known.name} {candidate.quant}", None, None)
         cost = self._cost(candidate)

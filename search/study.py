@@ -16,15 +16,17 @@ from typing import Any, cast
 import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, IntDistribution
-from optuna.storages import JournalStorage
+from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from deepthin.search.sampler import NSGA2, RANDOM, TPE
 from deepthin.search.space import Dimension
 
 _BLOB = "deepthin"  # the one user attribute of a trial; many small ones make storages slow
 _NAME = "deepthin"
 _STARTUP_TRIALS = 10
+_POPULATION = 32
 _MEASURED, _FAILED, _SEEN = "measured", "failed", "seen"
 
 
@@ -40,15 +42,28 @@ class SearchStudy:
     """The steps of one run, in a journal file that only this process has open (the run folder's lock sees to that).
 
     Args:
-        path: the journal; created if absent. Trials that a killed process left open are closed as failed.
+        path: the journal; created if absent. Trials that a killed process left open are closed as failed. None keeps the
+            study in memory.
         dimensions: the space's free numbers.
         seed: start of every random choice.
         constrained: whether steps come with violations of soft limits.
+        sampler: ``tpe``, ``nsga2`` or ``random``: Optuna's sampler behind :meth:`propose`.
     """
 
-    def __init__(self, path: Path, dimensions: Sequence[Dimension], seed: int, *, constrained: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        dimensions: Sequence[Dimension],
+        seed: int,
+        *,
+        constrained: bool = False,
+        sampler: str = TPE,
+    ) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        storage = JournalStorage(JournalFileBackend(str(path), lock_obj=cast(Any, _HeldElsewhere())))
+        storage: BaseStorage = InMemoryStorage()
+        if path is not None:
+            storage = JournalStorage(JournalFileBackend(str(path), lock_obj=cast(Any, _HeldElsewhere())))
+        self._kind = sampler
         self._study = optuna.create_study(
             storage=storage, study_name=_NAME, directions=["minimize", "minimize"], load_if_exists=True
         )
@@ -70,7 +85,7 @@ class SearchStudy:
         return sum(blob["step"] == step and blob["kind"] == _SEEN for blob, _ in self._blobs())
 
     def propose(self, step: int, attempt: int, point: Mapping[str, int] | None = None) -> Proposal:
-        """The next point by the tree-structured Parzen estimator, or ``point`` if given."""
+        """The next point by Optuna's sampler, or ``point`` if given."""
         self._study.sampler = self._sampler(step, attempt) if point is None else _Prescribed(point)
         trial = self._study.ask(fixed_distributions=self._distributions)
         return Proposal({name: int(value) for name, value in trial.params.items()}, trial)
@@ -110,8 +125,13 @@ class SearchStudy:
             options["constraints_func"] = _stored_violations
         with warnings.catch_warnings():  # multivariate and constraints_func were experimental in Optuna 4
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            seed = _derived_seed(self._seed, step, attempt)
+            if self._kind == RANDOM:
+                return optuna.samplers.RandomSampler(seed=seed)
+            if self._kind == NSGA2:
+                return optuna.samplers.NSGAIISampler(seed=seed, population_size=_POPULATION, **options)
             return optuna.samplers.TPESampler(
-                seed=_derived_seed(self._seed, step, attempt),
+                seed=seed,
                 n_startup_trials=_STARTUP_TRIALS,
                 multivariate=True,
                 constant_liar=False,  # one proposal at a time

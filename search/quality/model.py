@@ -23,6 +23,7 @@ from deepthin.search.quality.tying import tying_term
 from deepthin.search.quality.vocabulary import vocabulary_term
 
 TIE_BAND = 0.02  # nats; seeds differ by this much in the fitted table, so closer designs are tied (judgement)
+MIN_TOKENS, MAX_TOKENS = 1e9, 1e14
 SHAPE_TERMS = ("F4", "m_attn")
 
 
@@ -143,7 +144,7 @@ def check_tokens(tokens: float) -> None:
     Raises:
         UsageError: outside 1e9 to 1e14.
     """
-    if not 1e9 <= tokens <= 1e14:
+    if not MIN_TOKENS <= tokens <= MAX_TOKENS:
         raise UsageError(f"training tokens {tokens:g}: a number from 1e9 to 1e14 is needed, for example 1e11")
 
 

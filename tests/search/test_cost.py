@@ -7,7 +7,7 @@ import pytest
 from deepthin.engine.errors import FormatError
 from deepthin.engine.shape import Shape
 from deepthin.profiles.schema import Measured
-from deepthin.search.cost import Cost, Timing
+from deepthin.search.cost import Cost, Timing, pooled
 from tests.support.fake_costs import fake_cost
 
 SHAPE = Shape.parse("L=3,d=64,heads=2,ff=96,vocab=100,tied")
@@ -46,3 +46,16 @@ def test_damaged_costs_are_refused(changes: dict[str, Any], message: str) -> Non
     document = Cost.of(fake_cost(SHAPE, "q4_0")).to_json() | changes
     with pytest.raises(FormatError, match=message):
         Cost.from_json(document)
+
+
+def test_pooled_times_weigh_precision_and_widen_on_contradiction() -> None:
+    rough, sharp = Timing(1.10, 1.0, 1.21, samples=(1.0, 1.21)), Timing(1.0, 0.99, 1.01, samples=(1.0,))
+    both = pooled([rough, sharp])
+    assert 1.0 < both.value < 1.01
+    assert both.samples == (1.0, 1.21, 1.0)
+    agreeing = pooled([sharp, sharp])
+    assert agreeing.high - agreeing.low == pytest.approx(0.02 / 2**0.5, rel=0.01)
+    contradicting = pooled([sharp, Timing(1.2, 1.19, 1.21)])
+    assert contradicting.low < 1.01
+    assert contradicting.high > 1.19
+    assert Timing.from_json(both.to_json()) == both

@@ -142,6 +142,8 @@ def test_front_is_written_whole(tmp_path: Path) -> None:
         ({"trials": 0}, "--trials is 0"),
         ({"trials": True}, "--trials is True"),
         ({"seed": -1}, "--seed is -1"),
+        ({"plateau": -1}, "--plateau is -1"),
+        ({"sampler": "gp"}, "sampler 'gp' is unknown; use one of exhaustive, guided"),
         ({"context": -1}, "--context is -1"),
         ({"params": 0}, "--params is 0"),
         ({"vocabs": ()}, "vocabs is empty"),

@@ -294,3 +294,70 @@ def random_losses(count: int) -> Iterator[float]:
     for _ in range(count):
         candidate = CONFIG.space.decode(CONFIG.space.sample(generator))
         yield CONFIG.quality.predict(candidate.shape, candidate.quant).loss
+
+
+def test_a_space_that_fits_the_trials_is_taken_whole(tmp_path: Path) -> None:
+    config = SearchConfig(params=1_060_000, vocabs=(32_000,), quants=("q8_0",), trials=10_000, sampler="exhaustive", plateau=0)
+    document = run_search(config, measure=FakeMeasure(), out=tmp_path / "run")
+    keys = {config.space.decode(point).key for point in config.space.points()}
+    assert {f"{one['shape']} {one['quant']}" for one in document["evaluated"]} == keys
+    assert document["stopped"] == "space"
+    assert document["sampler"] == {"name": "exhaustive", "why": "as asked"}
+
+
+def test_search_stops_when_its_front_no_longer_moves(tmp_path: Path) -> None:
+    config = SearchConfig(trials=200, plateau=12)
+    document = run_search(config, measure=FakeMeasure(), out=tmp_path / "run")
+    assert document["stopped"] == "plateau"
+    assert 28 <= document["trials"] < 200
+    again = FakeMeasure()
+    assert run_search(config, measure=again, out=tmp_path / "run") == document
+    assert again.calls == []
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "nsga2", "random"])
+def test_optuna_samplers_can_be_asked_for(sampler: str, tmp_path: Path) -> None:
+    document = run_search(SearchConfig(trials=18, sampler=sampler), measure=FakeMeasure(), out=tmp_path / "run")
+    assert (document["sampler"]["name"], document["trials"]) == (sampler, 18)
+
+
+class NoisyMeasure(FakeMeasure):
+    """Wide intervals at first; repeats are exact and counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.repeats: list[tuple[str, str, int]] = []
+
+    def __call__(self, shape: Shape, quant: str) -> Cost:
+        cost = Cost.of(super().__call__(shape, quant))
+        value = cost.decode.value
+        return replace(cost, decode=Timing(value, value * 0.9, value * 1.1, samples=(value,)), flags=("steal",))
+
+    def again(self, shape: Shape, quant: str, number: int) -> Cost:
+        self.repeats.append((shape.text, quant, number))
+        cost = Cost.of(FakeMeasure.__call__(FakeMeasure(), shape, quant))
+        value = cost.decode.value
+        return replace(cost, decode=Timing(value, value * 0.998, value * 1.002, samples=(value,)))
+
+
+def test_leaders_in_doubt_are_measured_again_until_their_order_is_clear(tmp_path: Path) -> None:
+    plain = run_search(CONFIG, measure=NoisyMeasure(), out=tmp_path / "plain")
+    measure = NoisyMeasure()
+    document = run_search(CONFIG, measure=measure, out=tmp_path / "run", remeasure=measure.again)
+    assert measure.repeats
+    assert max(Counter(measure.repeats).values()) == 1
+    assert {number for _, _, number in measure.repeats} <= {1, 2, 3}
+
+    def open_places(found: dict[str, Any]) -> int:
+        chances = [one["front_probability"] for one in [*found["front"], *found["contenders"]]]
+        return sum(0.05 < chance < 0.95 for chance in chances)
+
+    assert open_places(document) < open_places(plain)
+    repeated = {(shape, quant) for shape, quant, _ in measure.repeats}
+    members = [one for one in document["front"] if (one["shape"]["text"], one["quant"]) in repeated]
+    assert members
+    assert all(one["ms_per_token"]["n"] > 1 and one["measurement_flags"] == [] for one in members)
+    again = NoisyMeasure()
+    assert run_search(CONFIG, measure=again, out=tmp_path / "run", remeasure=again.again) == document
+    assert not again.repeats
+    assert not again.calls
