@@ -200,6 +200,7 @@ class DecoderTimed:
     """The ordinary decoder with packed random weights; see ``profiles.probing.Timed``."""
 
     pids: Sequence[int] = ()
+    contexts_apart = False
 
     def __init__(self, model: ProbeModel, threads: int) -> None:
         from deepthin.profiles.whole_model import WholeModel

@@ -39,6 +39,7 @@ from deepthin.profiles.sustained import sustained
 DEFAULT_BUDGET_S = 170.0
 MIN_BUDGET_S = 10.0
 DISTURBED_SHARE = 0.1  # of probes taken while others used the machine, from which the whole profile is flagged
+UNSTEADY = 0.1  # relative change within minutes, in the median, from which a profile is flagged
 BANDWIDTH_MIB = (0.125, 0.25, 0.5, 1, 2, 4, 8, 12, 16, 24, 32, 64, 128, 256)
 REFERENCE = Shape.parse("L=12,d=512,heads=8,kv=4,ff=1536,vocab=8192,tied")  # for noise, sustained speed and repeats
 CLIFF_WIDTHS = (448, 480, 512, 544, 576, 608, 640, 672, 704, 736, 768)
@@ -168,7 +169,7 @@ def fit_models(probes: Sequence[Probe], curve: BandwidthCurve) -> tuple[LatencyM
 
 
 def profile_flags(probes: Sequence[Probe], noise: Mapping[str, Any]) -> tuple[str, ...]:
-    """What speaks against a whole profile: contention in many probes, and an A/A test that finds a difference."""
+    """What speaks against a whole profile: contention in many probes, an A/A test that finds a difference, times that move."""
     flags: list[str] = []
     for flag in sorted(CONTENTION_FLAGS):
         disturbed = sum(flag in probe.flags for probe in probes)
@@ -176,6 +177,8 @@ def profile_flags(probes: Sequence[Probe], noise: Mapping[str, Any]) -> tuple[st
     low, high = (noise["aa"][key] for key in ("ci_low", "ci_high")) if noise.get("aa") else (1.0, 1.0)
     if not low <= 1.0 <= high:
         flags.append("unequal-to-itself")
+    if noise.get("repeat", {}).get("median", 0.0) > UNSTEADY:
+        flags.append("does-not-repeat")
     return tuple(flags)
 
 

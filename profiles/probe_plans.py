@@ -28,16 +28,16 @@ _MAX_MODEL_BYTES = 700_000_000
 
 # shape, format, contexts, prompts; weights 1 to 90 MB
 _PEER = (
-    ("L=24,d=384,heads=6,kv=2,ff=1024,vocab=16384,tied", "q4_0", (0, 512), (128,)),
+    ("L=24,d=384,heads=6,kv=2,ff=1024,vocab=16384,tied", "q4_0", (0, 512), (48,)),
     ("L=4,d=256,heads=4,kv=2,ff=768,vocab=4096,tied", "q4_0", (0, 1024), (64, 256)),
-    ("L=48,d=128,heads=4,kv=2,ff=384,vocab=2048,tied", "q8_0", (0, 1024), (64, 256)),
-    ("L=6,d=1024,heads=16,kv=4,ff=2816,vocab=32000,tied", "q4_0", (0,), (96,)),
-    ("L=12,d=640,heads=10,kv=5,ff=1792,vocab=8192,tied", "q8_0", (0, 256), (96,)),
-    ("L=8,d=256,heads=8,kv=8,ff=1024,vocab=8192,tied", "{extra}", (0, 512), (128,)),
-    ("L=10,d=512,heads=8,kv=4,ff=1536,vocab=16384,tied", "{extra}", (0,), (64,)),
-    ("L=32,d=320,heads=5,kv=5,ff=864,vocab=4096,tied", "q4_1", (0, 256), (64,)),
-    ("L=2,d=768,heads=12,kv=4,ff=2048,vocab=65536,tied", "q4_0", (0,), (64,)),
-    ("L=20,d=768,heads=12,kv=4,ff=2048,vocab=32000,tied", "{last}", (0,), (64,)),
+    ("L=48,d=128,heads=4,kv=2,ff=384,vocab=2048,tied", "q8_0", (0, 1024), (48, 160)),
+    ("L=6,d=1024,heads=16,kv=4,ff=2816,vocab=32000,tied", "q4_0", (0,), (32,)),
+    ("L=12,d=640,heads=10,kv=5,ff=1792,vocab=8192,tied", "q8_0", (0, 256), (32,)),
+    ("L=8,d=256,heads=8,kv=8,ff=1024,vocab=8192,tied", "{extra}", (0, 512), (96,)),
+    ("L=10,d=512,heads=8,kv=4,ff=1536,vocab=16384,tied", "{extra}", (0,), (48,)),
+    ("L=32,d=320,heads=5,kv=5,ff=864,vocab=4096,tied", "q4_1", (0, 256), (48,)),
+    ("L=2,d=768,heads=12,kv=4,ff=2048,vocab=65536,tied", "q4_0", (0,), (32,)),
+    ("L=20,d=768,heads=12,kv=4,ff=2048,vocab=32000,tied", "{last}", (0,), (24,)),
 )
 _EXTRA = {LLAMA_CPP: ("f16", "q8_0"), ONNXRUNTIME: ("f32", "q4_1")}
 _KIT = {LLAMA_CPP: (0, 1, 2, 3, 4, 5, 8), ONNXRUNTIME: (1, 2, 3)}  # rows of _PEER; ten files in all

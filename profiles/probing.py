@@ -43,6 +43,10 @@ class Timed(Protocol):
     def pids(self) -> Sequence[int]:
         """Processes of its own, whose CPU time is no disturbance."""
 
+    @property
+    def contexts_apart(self) -> bool:
+        """Whether a context costs a prompt each time something else ran in between, so that it has a session of its own."""
+
     def close(self) -> None:
         """End threads or processes."""
 
@@ -58,6 +62,7 @@ class EngineTimed:
     """Our engine over made-up weights, with exactly the model's own blocks."""
 
     pids: Sequence[int] = ()
+    contexts_apart = False
 
     def __init__(self, model: ProbeModel, threads: int) -> None:
         from deepthin.engine.synthetic import SyntheticDecoder  # loads the kernels
@@ -95,6 +100,8 @@ class PeerTimed:
         vocab_size: of the model, to draw tokens from.
         seed: of the tokens.
     """
+
+    contexts_apart = True
 
     def __init__(self, peer: Peer, vocab_size: int, seed: int = 0) -> None:
         self._peer = peer
@@ -202,28 +209,32 @@ def time_model(
     *,
     make_instruments: Callable[[Sequence[int]], Instruments] = Instruments.with_peers,
 ) -> list[Probe]:
-    """Probes of everything ``model`` asks for, timed in interleaved rounds of one session.
+    """Probes of everything ``model`` asks for, timed in interleaved rounds: of one session, or of one more for each context.
 
     Raises:
         DeepthinError: the runtime cannot run the model, or died of it.
     """
     with closing(open_timed(model, threads)) as timed:
-        subjects: dict[str, Subject] = {}
-        works: dict[str, Workload] = {}
+        groups: list[dict[str, tuple[Subject, Workload]]] = [{}]
         for context in model.contexts:
             subject, mean_context = timed.decode(context)
-            name = f"tg@{context}"
-            subjects[name], works[name] = subject, Workload(model.shape, model.quant, DECODE, 1, mean_context)
+            if context and timed.contexts_apart:
+                groups.append({})
+            group = groups[-1] if context else groups[0]
+            group[f"tg@{context}"] = subject, Workload(model.shape, model.quant, DECODE, 1, mean_context)
         for tokens in model.prompts:
-            name = f"pp{tokens}"
-            subjects[name], works[name] = timed.prompt(tokens), Workload(model.shape, model.quant, PREFILL, tokens, 0)
-        session = measure(subjects, rule, instruments=make_instruments(timed.pids))
-    for why in session.failures.values():
-        raise DeepthinError(why)
-    return [
-        Probe(runtime, threads, work, session.measured(name, "seconds"), session.flags_of(name, "seconds"))
-        for name, work in works.items()
-    ]
+            groups[0][f"pp{tokens}"] = timed.prompt(tokens), Workload(model.shape, model.quant, PREFILL, tokens, 0)
+        found: list[Probe] = []
+        for group in filter(None, groups):
+            subjects = {name: subject for name, (subject, _) in group.items()}
+            session = measure(subjects, rule, instruments=make_instruments(timed.pids))
+            for why in session.failures.values():
+                raise DeepthinError(why)
+            found += [
+                Probe(runtime, threads, work, session.measured(name, "seconds"), session.flags_of(name, "seconds"))
+                for name, (_, work) in group.items()
+            ]
+    return found
 
 
 def open_engine(model: ProbeModel, threads: int) -> Timed:

@@ -7,7 +7,7 @@ import pytest
 from deepthin.engine.errors import DeepthinError, UsageError
 from deepthin.profiles.latency.workload import DECODE, PREFILL, Workload
 from deepthin.profiles.machine import fingerprint
-from deepthin.profiles.measuring import measure_profile
+from deepthin.profiles.measuring import measure_profile, profile_flags
 from deepthin.profiles.profile import Profile
 from tests.support.fake_runtimes import FakeHost, small_plan
 from tests.support.probed import SMALL, TRUTH, Device, conditions
@@ -63,6 +63,14 @@ def test_the_noise_floor_is_measured_and_stated() -> None:
     width = [p.noise["aa"]["ci_high"] - p.noise["aa"]["ci_low"] for p in (quiet, noisy)]
     assert width[0] < 0.005 < width[1]
     assert quiet.noise["repeat"]["median"] < noisy.noise["repeat"]["median"]
+
+
+def test_what_differs_from_itself_or_moves_within_minutes_is_flagged() -> None:
+    noise = {"aa": {"ci_low": 1.02, "ci_high": 1.05}, "repeat": {"median": 0.2, "max": 0.3, "n": 6}}
+    assert profile_flags([], noise) == ("unequal-to-itself", "does-not-repeat")
+    calm = {"aa": {"ci_low": 0.99, "ci_high": 1.01}, "repeat": {"median": 0.02, "max": 0.3, "n": 6}}
+    assert profile_flags([], calm) == ()
+    assert profile_flags([], {}) == ()
 
 
 def test_sustained_speed_is_kept_with_the_profile() -> None:

@@ -18,12 +18,12 @@ from deepthin.engine.synthetic import SyntheticDecoder
 from deepthin.export.gguf_writer import write_gguf
 from deepthin.profiles.contestants import Peer, peer_kind
 from deepthin.profiles.latency.runtimes import RUNTIMES
-from deepthin.profiles.latency.workload import DECODE, PREFILL
+from deepthin.profiles.latency.workload import DECODE, PREFILL, Workload
 from deepthin.profiles.probe_plans import KIT_PLAN, engine_plan, peer_plan
 from deepthin.profiles.probe_shapes import ProbeModel, random_shape
 from deepthin.profiles.probing import PeerFiles, open_engine, time_model
-from deepthin.profiles.protocol import Rule
-from tests.support.fake_runtimes import FakeHost, small_plan
+from deepthin.profiles.protocol import Rule, Subject
+from tests.support.fake_runtimes import FakeHost, FakeTimed, small_plan
 
 TINY = ProbeModel(Shape.parse("L=2,d=64,heads=4,kv=2,ff=96,vocab=96,tied"), "q8_0", (0, 9), (5,))
 QUICK = Rule(rounds=2, budget_s=0.0)
@@ -124,3 +124,24 @@ def test_a_peer_keeps_its_process_between_models_and_comes_back_after_a_death() 
         os.kill(first[0], signal.SIGKILL)
         assert files(TINY, 1).pids != first
         assert time_model("onnxruntime", files, TINY, 1, QUICK)
+
+
+def test_contexts_of_a_peer_have_sessions_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeTimed, "contexts_apart", True)
+    host = FakeHost()
+    bench = host.bench(("llama.cpp",), {})
+    order: list[str] = []
+    real = FakeTimed._subject
+
+    def noted(self: FakeTimed, work: Workload, steps: int) -> Subject:
+        run = real(self, work, steps)
+        return lambda: order.append(f"{work.test}@{work.context}") or run()  # type: ignore[func-returns-value]
+
+    monkeypatch.setattr(FakeTimed, "_subject", noted)
+    found = time_model(
+        "llama.cpp", bench.open_runtimes["llama.cpp"], small_plan()[0], 1, QUICK, make_instruments=bench.instruments
+    )
+    assert len(found) == 3
+    first_deep = order.index("decode@512")
+    assert set(order[first_deep:]) == {"decode@512"}
+    assert set(order[:first_deep]) == {"decode@0", "prefill@0"}

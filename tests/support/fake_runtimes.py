@@ -78,6 +78,7 @@ class FakeTimed:
     """See ``profiles.probing.Timed``."""
 
     pids: Sequence[int] = ()
+    contexts_apart = False
 
     def __init__(self, host: FakeHost, runtime: str, model: ProbeModel, threads: int) -> None:
         self.host, self.model = host, model
