@@ -5,7 +5,10 @@ import sys
 
 import pytest
 
-LIGHT = ("budget", "config", "design", "folder", "front", "objectives", "picks", "quality.model", "space")
+LIGHT = (
+    *("cost", "file_sizes", "filesystem", "guide", "hypervolume", "k_quants", "membership", "memory", "sampler", "targets"),
+    *("budget", "config", "design", "folder", "front", "objectives", "picks", "quality.model", "space"),
+)
 
 
 @pytest.mark.parametrize(

@@ -297,7 +297,8 @@ def random_losses(count: int) -> Iterator[float]:
 
 
 def test_a_space_that_fits_the_trials_is_taken_whole(tmp_path: Path) -> None:
-    config = SearchConfig(params=1_060_000, vocabs=(32_000,), quants=("q8_0",), trials=10_000, sampler="exhaustive", plateau=0)
+    lists: dict[str, Any] = {"vocabs": (8192,), "head_dims": (128,), "kv_groups": (4,), "quants": ("q8_0",)}
+    config = SearchConfig(params=3_000_000, **lists, trials=10_000, sampler="exhaustive", plateau=0)
     document = run_search(config, measure=FakeMeasure(), out=tmp_path / "run")
     keys = {config.space.decode(point).key for point in config.space.points()}
     assert {f"{one['shape']} {one['quant']}" for one in document["evaluated"]} == keys
