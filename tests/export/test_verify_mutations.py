@@ -35,7 +35,7 @@ def model() -> Model:
 @pytest.fixture(scope="module")
 def exported(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("verify") / "good"
-    export_bundle(model, out, targets=("hf", "transformersjs", "gguf"), quants=("f32", "q4_0"), seed=0)
+    export_bundle(model, out, targets=("hf", "transformersjs", "gguf"), quants=("f32", "q4_0"), accuracy_level=0, seed=0)
     return out
 
 
