@@ -25,6 +25,7 @@ _RULES: dict[str, tuple[str, ...]] = {  # target -> keys of engine/targets.py th
 }
 TARGETS = tuple(_RULES)
 DEFAULT_TARGETS = ("hf", "onnx", "gguf")  # what a search exports
+_WRITTEN_OUT = ("hf", "gguf", K_QUANTS)  # files that know no shared blocks
 _PRICES: dict[str, Callable[[Shape], int]] = {K_QUANTS: lambda shape: k_quant_size(shape).bytes}
 PRICED = tuple(_PRICES)
 
@@ -65,6 +66,11 @@ class Targets:
         """Which hard target refuses ``shape`` and why, or an empty string."""
         verdicts = target_verdicts(shape)
         for name in self.hard:
+            if shape.layer_sharing > 1 and name in _WRITTEN_OUT:
+                return (
+                    f"{name}: share={shape.layer_sharing} is written out as {shape.num_executed_layers} blocks, "
+                    f"while the budget counts a shared block once"
+                )
             for rule in _RULES[name]:
                 if not verdicts[rule].ok:
                     return f"{name}: {verdicts[rule].why}"

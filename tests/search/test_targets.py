@@ -47,7 +47,10 @@ def test_refusals_name_target_and_rule() -> None:
     assert (
         Targets(("hf", "gguf-k-quants")).refusal(PLAIN.replace(intermediate_size=288)).startswith("gguf-k-quants: ff=288 not")
     )
-    assert Targets(("transformersjs",)).refusal(PLAIN.replace(layer_sharing=2)).startswith("transformersjs: share=2")
+    for name in ("hf", "gguf", "gguf-k-quants"):
+        refusal = Targets((name,)).refusal(PLAIN.replace(layer_sharing=2))
+        assert refusal.startswith(f"{name}: share=2 is written out as 8 blocks")
+    assert Targets(("onnx", "transformersjs")).refusal(PLAIN.replace(layer_sharing=2)) == ""
     assert Targets(()).refusal(PLAIN.replace(layer_sharing=2)) == ""
 
 
