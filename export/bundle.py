@@ -67,8 +67,7 @@ def export_bundle(
         hf_dtype: f32, f16 or bf16.
         onnx_profile: which operators ONNX files use; a name out of :data:`deepthin.export.onnx_profiles.PROFILES`.
         accuracy_level: of 4 and 8 bit ONNX weights. At 0 onnxruntime dequantises in each product, which is slower than f32
-            weights are (SmolLM2-135M, 2 threads of a Zen 2: q4_0 10 tokens/s at 0 and 106 at 4, f32 37); see
-            :func:`deepthin.export.onnx_model.write_onnx`.
+            weights are; see :func:`deepthin.export.onnx_model.write_onnx`.
         skip_infeasible: leave out targets that cannot express the shape and say so in the manifest.
         seed: of random weights, for the manifest.
         created_utc: time for the manifest; without one the whole bundle depends on the model alone.

@@ -165,7 +165,7 @@ def _weight_name(node: Any) -> str | None:
     output = node.output[0]
     if node.op_type == "Add" and output.endswith(_BIASED):
         return str(output.removesuffix("ed"))
-    known = (*_MATMULS, "SkipSimplifiedLayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization")
+    known = (*_MATMULS, "Add", "SkipSimplifiedLayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization")
     is_plain_norm = node.op_type == "Mul" and output.endswith("norm.out")
     return output.removesuffix(".out") if output.endswith(".out") and (node.op_type in known or is_plain_norm) else None
 
@@ -176,6 +176,14 @@ def _node_weight(contents: OnnxContents, node: Any) -> F32 | None:
         return _blockwise(contents, list(node.input[1:]), attributes, attributes["K"])
     if node.op_type == "GatherBlockQuantized":
         return _blockwise(contents, [node.input[0], *node.input[2:]], attributes, None)
+    if node.op_type == "Add" and len(node.input) == 2:
+        product, addend = (contents.made_by.get(name) for name in node.input)
+        if product is not None and addend is not None and (product.op_type, addend.op_type) == ("MatMulNBits", "MatMul"):
+            values, added = _node_weight(contents, product), contents.array(addend.input[1])
+            if values is None or added is None:
+                return None
+            wide: F32 = np.repeat(added.T, _attributes(product)["block_size"], axis=1)[:, : values.shape[1]]
+            return values + wide
     if node is contents.table and node.op_type == "DequantizeLinear":
         codes, scales = (contents.array(contents.root(name)) for name in node.input[:2])
         return None if codes is None or scales is None else _dequantized(codes, scales, {**attributes, "axis": 1})

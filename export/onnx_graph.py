@@ -41,6 +41,7 @@ class OnnxGraph:
         self._hf_names = {spec.name: spec.hf_name for spec in tensor_specs(model.shape)}
         self._constants: set[str] = set()
         self._kept: set[str] = set()
+        self._made_sums: set[str] = set()
         self._accuracy_level = accuracy_level
         self._table: BlockMatrix | Initializer | None = None
 
@@ -121,8 +122,23 @@ class OnnxGraph:
     def _matmul_nbits(self, activation: str, matrix: BlockMatrix, output: str) -> str:
         rows, blocks = matrix.scales.dims
         options = {"N": rows, "K": blocks * matrix.block, "bits": matrix.bits, "block_size": matrix.block}
-        inputs = [activation, *(part.name for part in matrix.parts)]
-        return self.add("MatMulNBits", inputs, output, domain=CONTRIB, accuracy_level=self._accuracy_level, **options)
+        product = output if matrix.addends is None else f"{output}.product"
+        inputs = [activation, matrix.codes.name, matrix.scales.name]
+        self.add("MatMulNBits", inputs, product, domain=CONTRIB, accuracy_level=self._accuracy_level, **options)
+        if matrix.addends is None:
+            return output
+        sums = self._block_sums(activation, blocks, matrix.block)
+        return self.add("Add", [product, self.add("MatMul", [sums, matrix.addends.name], f"{output}.addend")], output)
+
+    def _block_sums(self, activation: str, blocks: int, block: int) -> str:
+        """Sums of the values of each block of activation [..., blocks * block], made once for all its products."""
+        name = f"{activation}.sums_{block}"
+        if name not in self._made_sums:
+            self._made_sums.add(name)
+            apart = self.constant(f"blocks_{blocks}x{block}", [0, 0, blocks, block], np.int64)
+            last_axis = self.constant("last_axis", [-1], np.int64)
+            self.add("ReduceSum", [self.add("Reshape", [activation, apart], f"{name}.blocks"), last_axis], name, keepdims=0)
+        return name
 
     def plain_norm(self, hidden: str, name: str) -> str:
         """Compute hidden / sqrt(mean(hidden^2) + eps) * weight, in standard operators; onnxruntime fuses them."""

@@ -1,18 +1,20 @@
 """Stored tensors as ONNX initializers: the same integers and scales, regrouped as the operators want them.
 
-MatMulNBits computes w = (q - zero point) * scale over blocks of a row:
+MatMulNBits computes w = (q - zero point) * scale over blocks of a row, with the zero point 8 or 128 where none is given:
 
-| stored | bits | block | q                                  | scale  | zero point                     |
-|--------|------|-------|------------------------------------|--------|--------------------------------|
-| q4_0   | 4    | 32    | nibbles, regrouped to 2j, 2j + 1   | d      | 8, the operator's default      |
-| q4_1   | 4    | 32    | nibbles, regrouped to 2j, 2j + 1   | d      | -m / d, float                  |
-| q4_k   | 4    | 32    | nibbles in order                   | d sc   | dmin mn / (d sc), float        |
-| q5_0   | 8    | 32    | q + 112                            | d      | 128, the operator's default    |
-| q6_k   | 8    | 16    | q + 96                             | d sc   | 128, the operator's default    |
-| q8_0   | 8    | 32    | int8 + 128                         | d      | 128, the operator's default    |
+| stored     | bits | block | q                                | scale | added to each value of a block |
+|------------|------|-------|----------------------------------|-------|--------------------------------|
+| q4_0       | 4    | 32    | nibbles, regrouped to 2j, 2j + 1 | d     |                                |
+| q4_1, q4_k | 4    | 32    | the same                         | s     | low + 8 s                      |
+| q5_0       | 8    | 32    | q + 112                          | d     |                                |
+| q5_1, q5_k | 8    | 32    | q + 112                          | s     | low + 16 s                     |
+| q6_k       | 8    | 16    | q + 96                           | d sc  |                                |
+| q8_0       | 8    | 32    | int8 + 128                       | d     |                                |
 
-q4_0, q5_0, q6_k and q8_0 give bit-equal values; q4_1 and q4_k keep the integers and round in float (7e-8 relative). q5_1 and
-q5_k would need 8 bits and float zero points, which onnxruntime refuses on CPUs; they are written as f32.
+s and low are d and m, in K-quants d sc and -dmin mn. What is added goes through a product of its own, of the sums of the
+activation's blocks: the operator's float zero points would do the same, but onnxruntime has no int8 arithmetic for them, and
+refuses them for 8 bits.
+Formats without an addend give bit-equal values, the others the same integers, rounded in float (7e-8 relative).
 
     N rows    K columns    B blocks per row
 Source: onnxruntime ``docs/ContribOperators.md``, com.microsoft.MatMulNBits and GatherBlockQuantized.
@@ -28,17 +30,17 @@ import numpy as np
 import numpy.typing as npt
 
 from deepthin.engine.arrays import F32, U8
-from deepthin.engine.formats import Q4_0, Q4_1, Q4_K, Q5_0, Q6_K, Q8_0, BlockFormat
+from deepthin.engine.formats import Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, BlockFormat
 from deepthin.engine.model import Tensor
 from deepthin.engine.quants import block_codes
 from deepthin.engine.quants_k import k_codes, k_scales_and_mins
 
 BLOCK = 32
-BITS = {Q4_0.name: 4, Q4_1.name: 4, Q4_K.name: 4, Q5_0.name: 8, Q6_K.name: 8, Q8_0.name: 8}
+_FOUR_BITS = (Q4_0, Q4_1, Q4_K)
+BITS = {fmt.name: 4 if fmt in _FOUR_BITS else 8 for fmt in (*_FOUR_BITS, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0)}
 _BLOCKS = {Q6_K.name: 16}  # others BLOCK
-_FLOAT_ZERO_POINTS = (Q4_1, Q4_K)
-_UP_TO_128 = {Q5_0.name: 112, Q6_K.name: 96}  # what takes their own zero points, 16 and 32, to the operator's
-_TINY = np.float32(2.0**-30)
+_WITH_LOWS = (Q4_1, Q4_K, Q5_1, Q5_K)
+_UP_TO_128 = {Q5_0.name: 112, Q5_1.name: 112, Q5_K.name: 112, Q6_K.name: 96}  # what takes the middle to the operator's
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,19 +98,19 @@ class BlockMatrix:
         block: values per scale.
         codes: u8 [N, B, block * bits / 8].
         scales: f32 [N, B].
-        zero_points: f32 [N, B], or None where the operator's default holds.
+        addends: f32 [B, N], what is added to each value of a block; None where nothing is.
     """
 
     bits: int
     block: int
     codes: Initializer
     scales: Initializer
-    zero_points: Initializer | None
+    addends: Initializer | None
 
     @property
     def parts(self) -> list[Initializer]:
         """The initializers there are."""
-        return [part for part in (self.codes, self.scales, self.zero_points) if part is not None]
+        return [part for part in (self.codes, self.scales, self.addends) if part is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,16 +158,16 @@ def signed_matrix(name: str, tensor: Tensor, *, transposed: bool) -> SignedMatri
 
 
 def weight_bytes(num_elements: int, fmt: BlockFormat) -> int:
-    """Bytes that a tensor stored as ``fmt`` takes as initializers: codes, f32 scales and zero points, or f32 values."""
+    """Bytes that a tensor stored as ``fmt`` takes as initializers: codes, f32 scales and addends, or f32 values."""
     if fmt.name not in BITS:
         return 4 * num_elements
-    floats_per_block = 2 if fmt in _FLOAT_ZERO_POINTS else 1
+    floats_per_block = 2 if fmt in _WITH_LOWS else 1
     return num_elements * BITS[fmt.name] // 8 + num_elements // _BLOCKS.get(fmt.name, BLOCK) * 4 * floats_per_block
 
 
 def can_be_gathered(tensor: Tensor) -> bool:
-    """Whether rows of ``tensor`` can be looked up as blocks: GatherBlockQuantized refuses float zero points."""
-    return is_block_matrix(tensor) and tensor.format not in _FLOAT_ZERO_POINTS
+    """Whether rows of ``tensor`` can be looked up as blocks: GatherBlockQuantized can add nothing to a block."""
+    return is_block_matrix(tensor) and tensor.format not in _WITH_LOWS
 
 
 def is_block_matrix(tensor: Tensor) -> bool:
@@ -174,15 +176,15 @@ def is_block_matrix(tensor: Tensor) -> bool:
 
 
 def block_matrix(name: str, tensor: Tensor) -> BlockMatrix:
-    """``tensor``, stored as one of ``BITS``, as the initializers ``name``_quant, _scales and _zero_points."""
+    """``tensor``, stored as one of ``BITS``, as the initializers ``name``_quant, _scales and _addends."""
     rows, cols = tensor.dims
     bits, block = BITS[tensor.format.name], _BLOCKS.get(tensor.format.name, BLOCK)
     dims = (rows, cols // block)
     scaling = np.dtype(np.float32)
     codes = Initializer(name + "_quant", (*dims, block * bits // 8), np.dtype(np.uint8), lambda: _codes(tensor))
-    scales = Initializer(name + "_scales", dims, scaling, lambda: _scales(tensor))
-    zero_points = Initializer(name + "_zero_points", dims, scaling, lambda: _zero_points(tensor))
-    return BlockMatrix(bits, block, codes, scales, zero_points if tensor.format in _FLOAT_ZERO_POINTS else None)
+    scales = Initializer(name + "_scales", dims, scaling, lambda: _steps_and_lows(tensor)[0])
+    addends = Initializer(name + "_addends", dims[::-1], scaling, lambda: _addends(tensor).reshape(dims).T)
+    return BlockMatrix(bits, block, codes, scales, addends if tensor.format in _WITH_LOWS else None)
 
 
 def _stored(tensor: Tensor) -> npt.NDArray[Any]:
@@ -195,7 +197,7 @@ def _codes(tensor: Tensor) -> U8:
     if tensor.format is Q8_0:
         unsigned: U8 = blocks["qs"].view(np.uint8) ^ np.uint8(0x80)  # int8 q to q + 128
         return unsigned
-    whole = k_codes(blocks) if tensor.format in (Q4_K, Q6_K) else block_codes(blocks)
+    whole = k_codes(blocks) if tensor.format in (Q4_K, Q5_K, Q6_K) else block_codes(blocks)
     if BITS[tensor.format.name] == 8:
         return whole + np.uint8(_UP_TO_128[tensor.format.name])
     return whole[:, 0::2] | whole[:, 1::2] << np.uint8(4)
@@ -208,22 +210,13 @@ def _steps_and_lows(tensor: Tensor) -> tuple[F32, F32]:
     if tensor.format is Q6_K:
         steps = d[:, None] * blocks["scales"].astype(np.float32)
         return steps.reshape(-1), np.zeros(steps.size, np.float32)
-    if tensor.format is Q4_K:
+    if tensor.format in (Q4_K, Q5_K):
         scales, mins = k_scales_and_mins(blocks)
         lows = blocks["dmin"].astype(np.float32)[:, None] * mins.astype(np.float32)
         return (d[:, None] * scales.astype(np.float32)).reshape(-1), -lows.reshape(-1)
-    return d, blocks["m"].astype(np.float32) if tensor.format is Q4_1 else np.zeros_like(d)
+    return d, blocks["m"].astype(np.float32) if tensor.format in (Q4_1, Q5_1) else np.zeros_like(d)
 
 
-def _scales(tensor: Tensor) -> F32:
+def _addends(tensor: Tensor) -> F32:
     steps, lows = _steps_and_lows(tensor)
-    return np.where(steps == 0, np.abs(lows) * _TINY, steps) if tensor.format in _FLOAT_ZERO_POINTS else steps
-
-
-def _zero_points(tensor: Tensor) -> F32:
-    """-low / step; where step is 0 every value is low, which (q + sign(low) * 2^30) * |low| / 2^30 gives for any q."""
-    steps, lows = _steps_and_lows(tensor)
-    flat = steps == 0
-    points: F32 = (-lows / np.where(flat, np.float32(1), steps)).astype(np.float32)
-    points[flat] = -np.sign(lows[flat]) / _TINY
-    return points
+    return lows + steps * np.float32(8 if tensor.format in _FOUR_BITS else 16)

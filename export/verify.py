@@ -44,7 +44,7 @@ _DEADLINE_S = 300.0
 _ONNX_ROUNDING = {
     "q4_1": 1e-6,
     STORED: 1e-6,
-}  # float zero points: 7e-8 relative per value (reference/export.md 6.3), ten times that allowed
+}  # what is added to a block is rounded: 7e-8 of the largest value, ten times that allowed
 
 
 def verify_bundle(

@@ -1,7 +1,7 @@
 """Whether a file's weights are those it should hold, tensor by tensor, and what a difference looks like. Arrays in, words out.
 
 Both sides are f32 in canonical row order, and equal means bit-equal: every format we write dequantises to the same f32 values
-wherever its integers are kept, except q4_1 in ONNX, whose float zero points round (``rounding`` allows for it).
+wherever its integers are kept, except formats with a minimum for each block in ONNX, which round (``rounding`` allows for it).
 """
 
 from __future__ import annotations
@@ -128,11 +128,11 @@ def _mistakes(spec: TensorSpec, wanted: Mapping[str, F32]) -> list[tuple[str, _M
             rows = order(spec.dims[0], spec.rope_heads)
             found.append((meaning, _Made(spec.dims, lambda rows=rows: right[rows])))  # type: ignore[misc]
     if len(spec.dims) == 2 and spec.dims[-1] % _BLOCK == 0:
-        for meaning, places in (
+        for meaning, values in (
             ("its values are swapped in pairs, as if each byte's nibbles were taken the wrong way round", _PAIRS),
             ("its values are in GGUF's nibble order, as if blocks were copied without regrouping", _GGUF_NIBBLES),
         ):
-            found.append((meaning, _Made(spec.dims, lambda places=places: _reordered(right, places))))  # type: ignore[misc]
+            found.append((meaning, _Made(spec.dims, lambda values=values: _reordered(right, values))))  # type: ignore[misc]
     if len(spec.dims) == 2:
         square = spec.dims[::-1]
         found.append(("it is stored transposed", _Made(square, lambda: np.ascontiguousarray(right.T))))

@@ -23,7 +23,9 @@ from tests.support import gguf_files
 from tests.support.llama_cpp_logits import llama_cpp_logits
 from tests.support.tiny_models import VARIANT_SHAPES, lively_model, long_prompt, tiny_shape
 
-IN_GGUF = [name for name in VARIANT_SHAPES if target_verdicts(tiny_shape(name))["gguf-f16"].ok]
+IN_GGUF = [  # shared blocks are written out before anything is written
+    name for name in VARIANT_SHAPES if target_verdicts(tiny_shape(name))["gguf-f16"].ok and name != "shared"
+]
 EXACT_NMSE = gate("architectures")["nmse"]
 
 

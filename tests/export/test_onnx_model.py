@@ -124,12 +124,13 @@ def initializers(path: Path) -> dict[str, Any]:
 
 
 def nbits_values(found: dict[str, Any], name: str, bits: int) -> Any:
-    """(q - zero point) * scale as MatMulNBits defines it, value by value."""
+    """(q - zero point) * scale as MatMulNBits defines it, value by value, and what is added to each block."""
     codes, scales = found[name + "_quant"], found[name + "_scales"]
     if bits == 4:
         codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:2], -1)
-    zero_points = found.get(name + "_zero_points", np.full(scales.shape, 2.0 ** (bits - 1), np.float32))
-    values = (codes.astype(np.float32) - zero_points[..., None]) * scales[..., None]
+    values = (codes.astype(np.float32) - np.float32(2 ** (bits - 1))) * scales[..., None]
+    if name + "_addends" in found:
+        values = values + found[name + "_addends"].T[..., None]
     return values.reshape(len(codes), -1)
 
 

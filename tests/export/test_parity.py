@@ -116,6 +116,7 @@ def test_every_shipped_budget_has_limits_in_order_and_a_reason() -> None:
     wanted = {f"{runtime}.{quant}" for runtime in ("engine", "llama_cpp") for quant in formats}
     wanted |= {f"onnxruntime.{quant}" for quant in ("f32", "q8_0", "q4_0", "q4_1")}
     wanted |= {f"onnxruntime_int8.{quant}" for quant in ("q8_0", "q4_0", "q4_1")}
+    wanted |= {f"{runtime}.stored" for runtime in ("engine", "llama_cpp", "onnxruntime", "onnxruntime_int8")}
     assert set(budgets) == wanted
     for name, budget in budgets.items():
         assert budget_named(name) is budget

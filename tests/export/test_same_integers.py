@@ -9,7 +9,6 @@ import gguf
 import numpy as np
 import onnx
 import pytest
-from tests.support.llama_cpp_quantize import llama_cpp_quantize
 
 from deepthin.engine.formats import FORMATS, format_named
 from deepthin.engine.load import load_model
@@ -24,12 +23,13 @@ from deepthin.export.gguf_writer import write_gguf
 from deepthin.export.onnx_model import stored_onnx_bytes, write_onnx
 from deepthin.export.verify import verify_bundle
 from tests.support.k_blocks import stored_model
+from tests.support.llama_cpp_quantize import llama_cpp_quantize
 from tests.support.ort_logits import ort_logits
 from tests.support.tiny_models import PROMPT, lively_model
 
 SHAPE = Shape.parse("L=2,d=256,heads=4,kv=2,ff=512,vocab=96,untied,ctx=64")
 BIT_EQUAL = ("q4_0", "q5_0", "q6_k", "q8_0")
-ROUNDED = {"q4_1", "q4_k"}  # float zero points
+ROUNDED = {"q4_1", "q4_k", "q5_1", "q5_k"}  # what is added to a block is rounded
 
 
 def codes_of(tensor: Tensor) -> Any:
@@ -59,16 +59,17 @@ def test_integers_and_values(fmt: str, tmp_path: Path) -> None:
     found = {item.name: onnx.numpy_helper.to_array(item) for item in onnx.load(str(files[0])).graph.initializer}
     theirs = {t.name: gguf.quants.dequantize(t.data, t.tensor_type) for t in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
     bits = 4 if fmt.startswith("q4") else 8
-    shift = {"q5_0": 112, "q6_k": 96}.get(fmt, 0)
+    shift = {"q8_0": 0, "q6_k": 96}.get(fmt, 112) if bits == 8 else 0
     for spec in tensor_specs(SHAPE):
         if len(spec.dims) == 1 or spec.rope_heads or (spec.role == "embedding" and fmt in ROUNDED):
             continue
         q = onnx_codes(found, spec.hf_name, bits)
         np.testing.assert_array_equal(q.astype(np.int16) - shift, codes_of(model.tensors[spec.name]), err_msg=spec.name)
         scales = found[spec.hf_name + "_scales"].reshape(spec.dims[0], -1, 1)
-        points = found.get(spec.hf_name + "_zero_points", np.float32(1 << (bits - 1)))
-        points = points.reshape(scales.shape) if np.ndim(points) else points
-        values = ((q.reshape(spec.dims[0], scales.shape[1], -1) - points) * scales).reshape(spec.dims).astype(np.float32)
+        values = (q.reshape(spec.dims[0], scales.shape[1], -1) - np.float32(1 << (bits - 1))) * scales
+        if fmt in ROUNDED:
+            values = values + found[spec.hf_name + "_addends"].T[:, :, None]
+        values = values.reshape(spec.dims).astype(np.float32)
         want = theirs[spec.gguf_name]
         if fmt in ROUNDED:
             np.testing.assert_allclose(values, want, rtol=0, atol=1e-6 * np.abs(want).max(), err_msg=spec.name)
@@ -91,7 +92,7 @@ def test_flat_q4_k_blocks_keep_their_value(tmp_path: Path) -> None:
 
 
 def test_a_mixture_passes_verify(tmp_path: Path) -> None:
-    """Formats without operators (q5_1, q5_k) too: those are written as f32, with the same values."""
+    """Every block format there is in one model."""
     formats = [FORMATS[name] for name in ("q4_k", "q6_k", "q5_k", "q8_0", "q5_0", "q4_1", "q5_1", "q4_0")]
     model = stored_model(SHAPE, lively_model(SHAPE, seed=5).dequantized(), formats)
     export_bundle(model, tmp_path / "b", quants=("f32", "stored"))

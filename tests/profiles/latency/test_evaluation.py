@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -29,7 +31,7 @@ def test_the_figures_are_what_they_say() -> None:
     assert found["bias"] == pytest.approx(0.025)
     assert (found["within_10"], found["within_15"]) == (0.75, 0.75)
     assert found["coverage"] == 0.5
-    assert found["spearman"] == pytest.approx(1.0)
+    assert found["spearman"] == pytest.approx(math.sqrt(0.9))  # two of the four were measured alike
 
 
 def test_nothing_compared_is_refused() -> None:
