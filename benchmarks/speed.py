@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from runs import RESULTS, ROOT, commit, stored_at, warm_kernels
-from speed_models import REAL, check_names, model_file
+from speed_models import REAL, check_names, model_file, short_name
 from speed_tables import PEER, SCHEMA, case, newest, ratios, read, render, render_depth, rewrite, save
 
 from deepthin.engine.errors import DeepthinError, UsageError
@@ -107,7 +107,7 @@ def measure(options: argparse.Namespace, arguments: Sequence[str]) -> list[dict[
         for name in models:
             for fmt in formats:
                 for config in configs:
-                    short = Path(name).stem
+                    short = short_name(name)
                     cases = {(short, fmt, test.name, threads) for test in config.tests for threads in config.threads}
                     if cases <= had:
                         continue

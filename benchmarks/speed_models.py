@@ -41,13 +41,18 @@ def check_names(models: Iterable[str], formats: Iterable[str]) -> None:
             raise UsageError(f"--formats: {name!r} is none of {', '.join(OWN_FORMATS + PEER_FORMATS)}")
 
 
+def short_name(name: str) -> str:
+    """A model's own name, or that of its file."""
+    return name if name in NAMES else Path(name).stem
+
+
 def model_file(name: str, fmt: str, folder: Path) -> Path:
     """The GGUF of model ``name`` in format ``fmt``: made in ``folder`` unless it is there, or the package's own file.
 
     Raises:
         FormatError: llama.cpp's quantiser refuses the model.
     """
-    path = folder / f"{Path(name).stem}-{fmt}.gguf"
+    path = folder / f"{short_name(name)}-{fmt}.gguf"
     if path.is_file():
         return path
     if fmt in PEER_FORMATS:

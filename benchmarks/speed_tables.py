@@ -197,12 +197,21 @@ def _caption(lines: Sequence[Line], marks: Mapping[str, str]) -> list[str]:
         f"file; read bandwidth is measured in the same rounds, over as many bytes as a token reads, for decode only. "
         f"Measured {first['created_utc'][:10]} on {machine.get('cpu_model', machine['arch'])} ({machine['usable_cpus']} CPUs, "
         f"{machine['simd']}, {machine['os']}), commit {first['commit']}{' with local changes' if first['dirty'] else ''}, "
-        f"llama-cpp-python {versions.get('llama-cpp-python', 'unknown')}, `{first['command']}`."
+        f"llama-cpp-python {versions.get('llama-cpp-python', 'unknown')}, {_commands(lines)}."
     ]
     if marks:
         listed = "; ".join(f"[{mark}] {flags}" for flags, mark in marks.items())
         text.append(f"Flagged by the measuring protocol, so trust the cell less: {listed}.")
     return text
+
+
+def _commands(lines: Sequence[Line]) -> str:
+    """The command, or how many of them there were and how many rounds they took."""
+    calls = {line["command"] for line in lines}
+    if len(calls) == 1:
+        return f"`{calls.pop()}`"
+    rounds = sorted({line["config"]["repetitions"] for line in lines})
+    return f"{len(calls)} calls of `python benchmarks/speed.py` with {' or '.join(map(str, rounds))} rounds a batch"
 
 
 def _rate(line: Line) -> str:

@@ -62,6 +62,17 @@ def test_the_table_names_numbers_targets_machine_and_command() -> None:
     assert "Flagged" not in text
 
 
+def test_several_calls_are_summed_up() -> None:
+    lines = [{**line, "config": {"repetitions": 5}} for line in run()]
+    lines += [{**line, "config": {"repetitions": 9}, "command": "another"} for line in run(test="pp256", roofline_share=None)]
+    assert "2 calls of `python benchmarks/speed.py` with 5 or 9 rounds a batch." in tables.render(lines)
+
+
+def test_names_with_a_dot_stay_whole() -> None:
+    assert models.short_name("qwen2.5-0.5b") == "qwen2.5-0.5b"
+    assert models.short_name("folder/my.model.gguf") == "my.model"
+
+
 def test_flags_and_failures_stay_in_the_table() -> None:
     lines = run()
     lines[0]["flags"] = ["steal"]
