@@ -131,7 +131,7 @@ _GRAPH_BYTES = 1_750
 _GRAPH_BLOCK_BYTES = 2_730
 _GRAPH_DIGIT_BYTES = 55
 _GRAPH_ROTARY_BYTES = 235
-_GRAPH_MATRIX_BYTES = {1: 217, 2: 331}  # one block matrix more than a plain one, by float fields a block
+_GRAPH_MATRIX_BYTES = {1: 217, 2: 701}  # one block matrix more than a plain one, by float fields a block
 _GRAPH_EXTRA_BYTES = {"norm": 916, "bias": 200}  # query and key norms, biases
 _HF_CONFIG_BYTES = 900
 
