@@ -116,23 +116,22 @@ def measure_profile(
         )
     say = progress or (lambda _message, _done, _total: None)
     start, taken = bench.clock(), _Taken()
+    ends = _stage_ends(start, budget_s, [name for name in bench.open_runtimes if name != ENGINE])
     say("noise floor: one model against itself", None, None)
-    noise = _noise_floor(bench, _SHARES["noise"] * budget_s)
+    noise = _noise_floor(bench, ends["noise"] - start)
     say("read bandwidth by working set", None, None)
-    curve = _bandwidth(bench, taken, _SHARES["bandwidth"] * budget_s)
-    peers = [name for name in bench.open_runtimes if name != ENGINE]
+    curve = _bandwidth(bench, taken, ends["bandwidth"])
     for runtime in bench.open_runtimes:
-        share = _SHARES["engine"] if runtime == ENGINE else _SHARES["peers"] / len(peers)
-        _time_runtime(bench, runtime, taken, share * budget_s, say)
+        _time_runtime(bench, runtime, taken, ends[runtime], say)
     if not taken.probes:
         raise DeepthinError(f"profile: no runtime could be timed; {'; '.join(taken.notes) or 'none was asked for'}")
-    noise |= _repeats(bench, taken, _SHARES["repeats"] * budget_s, say)
+    noise |= _repeats(bench, taken, ends["repeats"], say)
     lasting = None
     if ENGINE in bench.open_runtimes:
         say("sustained speed", None, None)
-        lasting = _sustained(bench, max(_SHARES["sustained"] * budget_s, 3.0))
+        lasting = _sustained(bench, max(ends["sustained"] - bench.clock(), 3.0))
         say("widths side by side", None, None)
-        _scan_cliffs(bench, taken, _SHARES["cliffs"] * budget_s)
+        _scan_cliffs(bench, taken, ends["cliffs"])
     models = fit_models(taken.probes, curve)
     flags = profile_flags(taken.probes, noise)
     runtimes = tuple(dict.fromkeys(probe.runtime for probe in taken.probes))
@@ -182,6 +181,16 @@ def profile_flags(probes: Sequence[Probe], noise: Mapping[str, Any]) -> tuple[st
     return tuple(flags)
 
 
+def _stage_ends(start: float, budget_s: float, peers: Sequence[str]) -> dict[str, float]:
+    """When each stage should be over; peers share theirs. What one takes too long the next has less."""
+    ends, at = {}, start
+    for stage, share in _SHARES.items():
+        for name in peers if stage == "peers" else [ENGINE if stage == "engine" else stage]:
+            at += budget_s * share / (len(peers) if stage == "peers" else 1)
+            ends[name] = at
+    return ends
+
+
 def _noise_floor(bench: Bench, seconds: float) -> dict[str, Any]:
     """One model opened twice and timed as two subjects; their ratio should be 1, and its interval is the floor."""
     runtime = next(iter(bench.open_runtimes))
@@ -203,9 +212,8 @@ def _noise_floor(bench: Bench, seconds: float) -> dict[str, Any]:
     return {"aa": session.speed_ratio("a", "b", "seconds").to_json(), "aa_flags": list(session.flags)}
 
 
-def _bandwidth(bench: Bench, taken: _Taken, seconds: float) -> BandwidthCurve:
-    """Every size at every thread count, twice over, so that a disturbance does not bend the curve."""
-    end = bench.clock() + seconds
+def _bandwidth(bench: Bench, taken: _Taken, end: float) -> BandwidthCurve:
+    """Every size at every thread count, up to three times over, so that a disturbance does not bend the curve."""
     rates: dict[tuple[int, int], list[float]] = {}
     for turn in range(3):
         for threads in bench.threads:
@@ -222,12 +230,14 @@ def _bandwidth(bench: Bench, taken: _Taken, seconds: float) -> BandwidthCurve:
 
 
 def _time_runtime(
-    bench: Bench, runtime: str, taken: _Taken, seconds: float, say: Callable[[str, int | None, int | None], None]
+    bench: Bench, runtime: str, taken: _Taken, end: float, say: Callable[[str, int | None, int | None], None]
 ) -> None:
+    """The models of a runtime until ``end``; one that would probably end later, as long as the longest so far, is left out."""
     plan = bench.plans[runtime]
-    end = bench.clock() + seconds
+    longest = 0.0
     for done, model in enumerate(plan):
-        if done and bench.clock() > end:
+        begin = bench.clock()
+        if done and begin + longest > end:
             taken.notes.append(f"{runtime}: {len(plan) - done} of {len(plan)} models were left out for lack of time")
             return
         say(f"{runtime}: {model.shape.text} {model.quant}", done + 1, len(plan))
@@ -239,6 +249,7 @@ def _time_runtime(
             return
         except DeepthinError as error:
             taken.notes.append(f"{runtime}: {model.shape.text} {model.quant}: {error}")
+        longest = max(longest, bench.clock() - begin)
 
 
 def _session(bench: Bench, runtime: str, model: ProbeModel, threads: int) -> list[Probe]:
@@ -246,14 +257,13 @@ def _session(bench: Bench, runtime: str, model: ProbeModel, threads: int) -> lis
     return time_model(runtime, bench.open_runtimes[runtime], model, threads, rule, make_instruments=bench.instruments)
 
 
-def _repeats(bench: Bench, taken: _Taken, seconds: float, say: Callable[[str, int | None, int | None], None]) -> dict[str, Any]:
+def _repeats(bench: Bench, taken: _Taken, end: float, say: Callable[[str, int | None, int | None], None]) -> dict[str, Any]:
     """Some models of the first runtime once more: the relative changes are how far the same thing drifts within minutes."""
     runtime = taken.probes[0].runtime
     say(f"{runtime}: some models once more", None, None)
     threads = max(bench.threads)
     before = {(p.work, p.threads): p.seconds.median for p in taken.probes if p.runtime == runtime}
     changes: list[float] = []
-    end = bench.clock() + seconds
     for model in bench.plans[runtime][:_REPEATS]:
         if changes and bench.clock() > end:
             break
@@ -273,9 +283,8 @@ def _sustained(bench: Bench, seconds: float) -> dict[str, Any]:
         timed.close()
 
 
-def _scan_cliffs(bench: Bench, taken: _Taken, seconds: float) -> None:
+def _scan_cliffs(bench: Bench, taken: _Taken, end: float) -> None:
     """Blocks of neighbouring widths, bytes read per second of each."""
-    end = bench.clock() + seconds
     for quant in CLIFF_QUANTS:
         rates = {}
         for width in CLIFF_WIDTHS:

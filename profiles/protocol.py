@@ -14,9 +14,17 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from deepthin.engine.errors import PeerError, UsageError
-from deepthin.profiles.contention import Counters, contention_flags, load_average, read_counters, sentinel
+from deepthin.profiles.contention import (
+    MAX_SLOWED,
+    SLOW_CORE,
+    Counters,
+    Sentinel,
+    contention_flags,
+    load_average,
+    read_counters,
+)
 from deepthin.profiles.schema import Measured
-from deepthin.profiles.statistics import drift, measured, paired_ratio
+from deepthin.profiles.statistics import drift, measured, median, paired_ratio
 
 Subject: TypeAlias = Callable[[], Mapping[str, float]]
 
@@ -53,12 +61,21 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Instruments:
-    """Where time and disturbances are read; tests replace them."""
+    """Where time and disturbances are read; tests replace them.
+
+    Attributes:
+        clock: monotonic seconds.
+        sleep: waits so many seconds.
+        counters: running totals of who used the machine.
+        sentinel: seconds of a fixed workload, timed after each round.
+        fastest_sentinel: the fastest of it so far, from which a slowed core is told.
+    """
 
     clock: Callable[[], float] = time.perf_counter
     sleep: Callable[[float], None] = time.sleep
     counters: Callable[[], Counters] = read_counters
-    sentinel: Callable[[], float] = field(default_factory=sentinel)
+    sentinel: Callable[[], float] = field(default_factory=Sentinel)
+    fastest_sentinel: Callable[[], float] = lambda: Sentinel.fastest_s
 
     @classmethod
     def with_peers(cls, pids: Sequence[int]) -> Instruments:
@@ -73,8 +90,8 @@ class Session:
     Attributes:
         samples: subject -> reading -> one value per kept round.
         sentinel_s: sentinel seconds of each kept round.
-        flags: what speaks against all of it: ``other-processes``, ``steal``, ``preempted``, ``sentinel-drift``,
-            ``unstable-warm-up``. Empty when clean.
+        flags: what speaks against all of it: ``other-processes``, ``steal``, ``preempted``, ``slow-core`` (the sentinel took
+            1.2 times its fastest in most rounds of a batch), ``sentinel-drift``, ``unstable-warm-up``. Empty when clean.
         failures: peers that died, with their one line; they have no samples.
         rounds: rounds kept.
         discarded_rounds: rounds set aside because others used the machine meanwhile.
@@ -239,7 +256,10 @@ def _run_batch(alive: dict[str, Subject], failures: dict[str, str], rule: Rule, 
             break
         rounds.append(readings)
         sentinel_s.append(tools.sentinel())
-    return _Batch(rounds, sentinel_s, contention_flags(before, tools.counters()), tools.clock() - begin)
+    flags = contention_flags(before, tools.counters())
+    if sentinel_s and median(sentinel_s) > MAX_SLOWED * tools.fastest_sentinel():
+        flags = (*flags, SLOW_CORE)
+    return _Batch(rounds, sentinel_s, flags, tools.clock() - begin)
 
 
 def _call(name: str, alive: dict[str, Subject], failures: dict[str, str]) -> Mapping[str, float] | None:

@@ -61,7 +61,7 @@ def model() -> Model:
 
 
 def instruments() -> Instruments:
-    return Instruments(sentinel=lambda: 1.0)
+    return Instruments(sentinel=lambda: 1.0, fastest_sentinel=lambda: 1.0)
 
 
 def test_blocks_products_cache_and_the_rest_by_hand(model: Model) -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from itertools import chain, repeat
+from itertools import chain, cycle, repeat
 
 import numpy as np
 import pytest
@@ -40,6 +40,7 @@ class Bench:
             sleep=self.slept.append,
             counters=lambda: Counters(self.now, busy_s=self.now + self.others_s, own_s=self.now, steal_s=0.0, switches=0),
             sentinel=lambda: next(values),
+            fastest_sentinel=lambda: 1e-4,
         )
 
 
@@ -143,6 +144,20 @@ def test_only_gated_readings_add_batches() -> None:
     session = measure({"a": run}, Rule(rounds=6), gates=("block_s",), instruments=bench.instruments)
     assert session.rounds == 6
     assert "wide-interval" in session.flags_of("a", "overhead_s")
+
+
+def test_a_core_slowed_by_a_neighbour_that_no_counter_shows_is_flagged() -> None:
+    bench = Bench()
+    bench.sentinel_s = cycle([1e-4, 1.5e-4, 1.5e-4])
+    session = measure({"a": bench.subject("a", repeat(0.1))}, Rule(rounds=6), instruments=bench.instruments)
+    assert session.flags == ("slow-core",)
+
+
+def test_a_batch_on_a_slowed_core_is_taken_again() -> None:
+    bench = Bench()
+    bench.sentinel_s = chain([1.6e-4] * 6, repeat(1e-4))
+    session = measure({"a": bench.subject("a", repeat(0.1))}, Rule(rounds=6), instruments=bench.instruments)
+    assert (session.flags, session.rounds, session.discarded_rounds) == ((), 6, 6)
 
 
 def test_a_drifting_sentinel_is_flagged() -> None:

@@ -52,6 +52,7 @@ class FakeHost:
             sleep=lambda _: None,
             counters=lambda: Counters(self.now, busy_s=self.now * (1 + self.others), own_s=self.now, steal_s=0.0, switches=0),
             sentinel=lambda: 1e-4,
+            fastest_sentinel=lambda: 1e-4,
         )
 
     def spend(self, seconds: float) -> None:

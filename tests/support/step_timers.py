@@ -61,6 +61,7 @@ class FakeMachine:
             sleep=lambda _: None,
             counters=lambda: Counters(self.now, busy_s=self.now + self.stolen, own_s=self.now, steal_s=0.0, switches=0),
             sentinel=lambda: 1e-4,
+            fastest_sentinel=lambda: 1e-4,
         )
 
 
