@@ -113,6 +113,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--sampler", choices=SAMPLERS, help="how shapes are proposed (default: by a rule, named in the result)")
     group.add_argument("--tokens", type=real(1e9, 1e14), metavar="T", help="training tokens to predict for (default: 1e11)")
     group.add_argument("--baseline", metavar="NAME", help="public shape to compare with (default: the nearest in parameters)")
+    group.add_argument(
+        "--warm-start",
+        type=argument(parse_path),
+        metavar="DIR",
+        help="try the best shapes of an earlier run first, of this device or another",
+    )
     group.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of every random choice (default: 0)")
     group.add_argument(
         "--out", type=argument(parse_path), default=Path("run"), metavar="DIR", help="run folder (default: ./run)"
@@ -299,6 +305,11 @@ def _config(options: argparse.Namespace, profile: str = "", machine: str = "") -
     from deepthin.search.config import SearchConfig
 
     record = machine_record()
+    start: tuple[str, ...] = ()
+    if options.warm_start is not None:
+        from deepthin.search.warm_start import best_of_run
+
+        start = best_of_run(options.warm_start)
     given: dict[str, Any] = {
         "vocabs": options.vocab and tuple(options.vocab),
         "quants": options.quant and tuple(options.quant),
@@ -323,6 +334,7 @@ def _config(options: argparse.Namespace, profile: str = "", machine: str = "") -
         max_ms_per_token=options.max_ms_per_token,
         max_ttft_ms=options.max_ttft_ms,
         vocab_term=not options.no_vocab_term,
+        start=start,
         machine=machine or ("" if profile else f"{machine_name(record)} {fingerprint(record)}"),
         profile=profile,
         **{name: value for name, value in given.items() if value is not None},

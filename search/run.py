@@ -28,11 +28,12 @@ from deepthin.search.picks import RECOMMENDED, choose
 from deepthin.search.sampler import EXHAUSTIVE, GUIDED, NSGA2, RANDOM, TPE
 from deepthin.search.space import Candidate, Space
 from deepthin.search.study import Proposal, SearchStudy, TrialLog
+from deepthin.search.warm_start import started
 
 __all__ = ["SearchConfig", "run_search"]
 
 Progress = Callable[[str, int | None, int | None], None]
-Announce = Callable[[Sequence[tuple[Shape, str]]], None]
+Announce = Callable[[Sequence[tuple[Shape, str]], int], None]  # candidates; 0, or the number of the repeat
 
 _SAMPLER_ATTEMPTS = 8  # proposals of known candidates before random points are tried
 _RANDOM_ATTEMPTS = 1000  # random points before the space counts as used up
@@ -85,7 +86,7 @@ def run_search(
         run = _Run(config, space, folder, measure, log)
         run.advance(say, announce)
         if remeasure is not None:
-            run.settle(remeasure, say)
+            run.settle(remeasure, say, announce)
         document = run.document(say)
         folder.write_front(document)
         return document
@@ -125,10 +126,11 @@ class _Run:
             return
         free = self._config.choice.name in (NSGA2, RANDOM, EXHAUSTIVE)
         design = [] if free else initial_design(self._space, self._quality, self._config.seed)
+        design = started(self._space, self._config.start, design)
         say("searching", len(self._keys), total)
         if announce is not None:
             coming = [self._space.decode(point) for point in design[len(self._keys) : total]]
-            announce([(one.shape, one.quant) for one in coming if self._new(one.key)])
+            announce([(one.shape, one.quant) for one in coming if self._new(one.key)], 0)
         for step in range(len(self._keys), total):
             if self._on_plateau(step):
                 self._stopped = "plateau"
@@ -165,7 +167,7 @@ class _Run:
         before, now = hypervolume(early, corner), hypervolume([pair for _, pair in pairs], corner)
         return before > 0 and now / before - 1 < _PLATEAU_GAIN
 
-    def settle(self, remeasure: RepeatedCostOf, say: Progress) -> None:
+    def settle(self, remeasure: RepeatedCostOf, say: Progress, announce: Announce | None = None) -> None:
         """Measure the candidates again whose place on the front is open; their times become those of all measurements."""
         for number in range(1, REPEATS + 1):
             usable = [one for one in self._scored if self._config.limits.met(one)]
@@ -175,6 +177,10 @@ class _Run:
             if not unsettled:
                 return
             say(f"measuring {len(unsettled[:_MOST_REPEATED])} leaders again, whose order is open", None, None)
+            coming = [one.candidate for one in unsettled[:_MOST_REPEATED]]
+            if announce is not None:
+                new = [one for one in coming if self._folder.repeated(one.key, number) is None]
+                announce([(one.shape, one.quant) for one in new], number)
             for one in unsettled[:_MOST_REPEATED]:
                 self._repeat(one, number, remeasure)
 

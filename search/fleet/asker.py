@@ -71,10 +71,15 @@ class FleetCosts:
         self._patience_s = patience_s
         self._say = say or (lambda _: None)
 
-    def announce(self, candidates: Iterable[tuple[Shape, str]]) -> None:
-        """Ask for several at once, so that all devices of the tag have work; :meth:`measure` collects the results."""
+    def announce(self, candidates: Iterable[tuple[Shape, str]], number: int) -> None:
+        """Ask for several at once, so that all machines of the tag have work; the other methods collect the results.
+
+        Args:
+            candidates: what to measure.
+            number: 0 for :meth:`measure`, else the repeat of :meth:`remeasure`.
+        """
         for shape, quant in candidates:
-            self._submit(self._spec(shape, quant, 0))
+            self._submit(self._spec(shape, quant, number))
 
     def measure(self, shape: Shape, quant: str) -> TokenCost | Cost:
         """The first measurement.

@@ -97,7 +97,7 @@ class Device:
 
 
 class JobQueue:
-    """The queue in one database. Every transaction locks devices, jobs and hosts in this order, so that none waits for another in a circle.
+    """The queue in one database. Transactions lock devices, then jobs, then hosts, so that none waits for another in a circle.
 
     Raises:
         DeepthinError: the tables are of another version.

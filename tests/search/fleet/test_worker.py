@@ -39,7 +39,7 @@ def measure(spec: JobSpec) -> TokenCost:
 def test_once_measures_one_job_and_the_asker_gets_exactly_what_was_measured(queue: JobQueue, tmp_path: Path) -> None:
     worker = Worker(queue, DEVICE, "h1", HostLock(tmp_path), measure)
     costs = FleetCosts(queue, wait_for_device(queue, "pi5"), engine="e1", context=512)
-    costs.announce([(SHAPE, "q4_0"), (SHAPE, "q8_0")])
+    costs.announce([(SHAPE, "q4_0"), (SHAPE, "q8_0")], 0)
     assert costs.num_asked == 2
     report = worker.run(once=True)
     assert (report.measured, report.ended) == (1, "once")
