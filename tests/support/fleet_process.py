@@ -79,7 +79,7 @@ if __name__ == "__main__":
     parser.add_argument("trials", type=int, nargs="?", default=0)
     parser.add_argument("--lease", type=float, default=2.0)
     parser.add_argument("--takes", type=float, default=0.05)
-    parser.add_argument("--idle-exit", type=float, default=20.0)
+    parser.add_argument("--idle-exit", type=float, default=90.0)
     given = parser.parse_args()
     if given.role == "worker":
         worker(given.url, given.path, given.lease, given.takes, given.idle_exit)
