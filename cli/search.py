@@ -260,16 +260,16 @@ def _shared(options: argparse.Namespace, progress: Progress) -> _Found:
             patience_s=options.patience,
             say=progress,
         )
-        log = SharedTrials(queue.database, options.study or study_name_of(settings), settings)
-        document = run_search(
-            config,
-            measure=costs.measure,
-            out=options.out,
-            progress=progress,
-            remeasure=costs.remeasure,
-            log=log,
-            announce=costs.announce,
-        )
+        with SharedTrials(queue.database, options.study or study_name_of(settings), settings) as log:
+            document = run_search(
+                config,
+                measure=costs.measure,
+                out=options.out,
+                progress=progress,
+                remeasure=costs.remeasure,
+                log=log,
+                announce=costs.announce,
+            )
         return config, document, [], costs.num_asked
 
 

@@ -10,8 +10,9 @@ import hashlib
 import json
 import time
 import uuid
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Self
 
 import optuna
 from optuna.storages import RDBStorage
@@ -20,13 +21,14 @@ from sqlalchemy import Connection, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from deepthin.engine.errors import DeepthinError, UsageError
-from deepthin.search.cost import MeasuringStoppedError
 from deepthin.search.fleet.database import Database, database_time
 from deepthin.search.fleet.tables import STUDIES, prepare
 
 _SETTINGS = "deepthin"  # user attribute of the study
-_LOCK_S = 10.0  # appending a trial takes milliseconds
-_ATTEMPTS = 8
+_APPENDING_S = 10.0  # that a lock lasts if its holder dies; appending a trial takes milliseconds
+_MAKING_S = 60.0  # making Optuna's tables takes seconds
+_ANY_STUDY = "*"  # no study is called so
+_PAUSE_S = 0.02
 
 
 def study_name_of(settings: Mapping[str, Any]) -> str:
@@ -62,6 +64,17 @@ class SharedTrials:
         """Where the study is, without credentials."""
         return {"storage": self._database.url.shown, "study": self.name}
 
+    def close(self) -> None:
+        """Drop Optuna's connections."""
+        self._storage.remove_session()
+        self._storage.engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def load(self) -> list[FrozenTrial]:
         """All trials in order; each number once, even if two processes wrote one."""
         trials = self._call(lambda: self._study.get_trials(deepcopy=False))
@@ -77,8 +90,7 @@ class SharedTrials:
         Raises:
             DeepthinError: that one is a different trial.
         """
-        self._lock()
-        try:
+        with self._locked(self.name, _APPENDING_S):
             stored = self.load()
             if len(stored) < number:
                 raise DeepthinError(
@@ -92,8 +104,6 @@ class SharedTrials:
                     f"study {self.name}: another process, perhaps with other versions of its packages, went on with another "
                     f"shape; start this command again to go on from what is stored"
                 )
-        finally:
-            self._unlock()
 
     def _add(self, number: int, trial: FrozenTrial) -> None:
         def once() -> None:
@@ -103,26 +113,19 @@ class SharedTrials:
         self._call(once)
 
     def _opened(self, name: str) -> optuna.Study:
+        """The study; one process at a time, since Optuna's tables and studies can be made by one only."""
         url = self._database.url
         options = {"pool_pre_ping": True, "pool_size": 1, "connect_args": self._database.connect_args}
 
         def opened() -> optuna.Study:
+            self._storage = RDBStorage(url.text, engine_kwargs=options)
             return optuna.create_study(
-                storage=RDBStorage(url.text, engine_kwargs=options),
-                study_name=name,
-                directions=["minimize", "minimize"],
-                load_if_exists=True,
+                storage=self._storage, study_name=name, directions=["minimize", "minimize"], load_if_exists=True
             )
 
-        for attempt in range(_ATTEMPTS):
-            try:
-                return self._call(opened)
-            except MeasuringStoppedError:
-                # Several processes start at once, and only one can make a table; Optuna leaves that to the caller.
-                if attempt == _ATTEMPTS - 1:
-                    raise
-                time.sleep(0.1 * (attempt + 1))
-        raise AssertionError
+        with self._locked(_ANY_STUDY, _MAKING_S):
+            study: optuna.Study = self._call(opened)
+        return study
 
     def _check(self, settings: dict[str, Any]) -> None:
         found = self._call(lambda: self._study.user_attrs.get(_SETTINGS))
@@ -153,30 +156,32 @@ class SharedTrials:
 
         return self._database.retried(unwrapped)
 
-    def _lock(self) -> None:
-        """Wait until nobody else appends. A lock rather than a row's: Optuna writes through connections of its own."""
+    @contextmanager
+    def _locked(self, name: str, seconds: float) -> Iterator[None]:
+        """Hold a lock that ends by itself. No lock of a row: Optuna writes through connections of its own."""
 
         def work(connection: Connection) -> bool:
             now = database_time(connection)
+            ours = {"holder": self._me, "expires": now + seconds}
             free = or_(STUDIES.c.holder.is_(None), STUDIES.c.holder == self._me, STUDIES.c.expires < now)
-            row = update(STUDIES).where(STUDIES.c.name == self.name, free).values(holder=self._me, expires=now + _LOCK_S)
-            if connection.execute(row).rowcount:
+            if connection.execute(update(STUDIES).where(STUDIES.c.name == name, free).values(**ours)).rowcount:
                 return True
-            if connection.execute(select(STUDIES.c.name).where(STUDIES.c.name == self.name)).first() is not None:
+            if connection.execute(select(STUDIES.c.name).where(STUDIES.c.name == name)).first() is not None:
                 return False
             try:
                 with connection.begin_nested():
-                    connection.execute(insert(STUDIES).values(name=self.name, holder=self._me, expires=now + _LOCK_S))
-            except IntegrityError:
+                    connection.execute(insert(STUDIES).values(name=name, **ours))
+            except IntegrityError:  # another process was quicker
                 return False
             return True
 
         while not self._database.run(work):
-            time.sleep(0.02)
-
-    def _unlock(self) -> None:
-        mine = update(STUDIES).where(STUDIES.c.name == self.name, STUDIES.c.holder == self._me)
-        self._database.run(lambda connection: connection.execute(mine.values(holder=None, expires=None)))
+            time.sleep(_PAUSE_S)
+        try:
+            yield
+        finally:
+            mine = update(STUDIES).where(STUDIES.c.name == name, STUDIES.c.holder == self._me)
+            self._database.run(lambda connection: connection.execute(mine.values(holder=None, expires=None)))
 
 
 def _same(one: FrozenTrial, other: FrozenTrial) -> bool:

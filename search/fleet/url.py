@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from urllib.parse import quote, quote_plus
 
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
@@ -79,7 +78,10 @@ def parse_storage(text: str) -> StorageUrl:
         raise _missing_driver(url.drivername) from None
     password = url.password
     secrets = [value for key, value in url.query.items() if "pass" in key.lower() for value in _texts(value)]
-    secrets += [password, quote(password), quote_plus(password)] if password else []
+    if password:
+        quoted = URL.create("x", "u", password).render_as_string(hide_password=False)
+        typed = text.partition("://")[2].rpartition("@")[0].partition(":")[2]
+        secrets += [password, typed, quoted.removeprefix("x://u:").removesuffix("@")]
     return StorageUrl(
         text=url.render_as_string(hide_password=False),
         shown=URL.create(backend, url.username, None, url.host, url.port, url.database).render_as_string(),

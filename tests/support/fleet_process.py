@@ -62,8 +62,8 @@ def asker(url: str, out: Path, trials: int) -> None:
     device = wait_for_device(queue, TAG)
     costs = FleetCosts(queue, device, engine=ENGINE, context=CONTEXT)
     settings = config(trials)
-    log = SharedTrials(queue.database, "study", settings.to_json())
-    run_search(settings, measure=costs.measure, out=out, remeasure=costs.remeasure, log=log, announce=costs.announce)
+    with SharedTrials(queue.database, "study", settings.to_json()) as log:
+        run_search(settings, measure=costs.measure, out=out, remeasure=costs.remeasure, log=log, announce=costs.announce)
 
 
 def _write(log: Path, line: str) -> None:

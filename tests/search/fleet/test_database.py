@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -34,8 +34,10 @@ def failing(*errors: Exception) -> Callable[[], str]:
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Database:
-    return Database(parse_storage(f"sqlite:///{tmp_path}/fleet.db"), patience_s=1.0)
+def database(tmp_path: Path) -> Iterator[Database]:
+    found = Database(parse_storage(f"sqlite:///{tmp_path}/fleet.db"), patience_s=1.0)
+    yield found
+    found.close()
 
 
 def test_the_clock_is_the_databases(database: Database) -> None:

@@ -23,6 +23,7 @@ from deepthin.search.run import run_search
 from tests.support.fake_costs import FakeMeasure
 from tests.support.fleet_process import config
 from tests.support.postgres import Server
+from tests.support.stored_trials import stored_trials
 
 pytestmark = pytest.mark.fleet
 ROOT = Path(__file__).resolve().parents[3]
@@ -77,7 +78,7 @@ class Fleet:
         return (self.folder / name / "front.json").read_bytes()
 
     def trials(self) -> list[optuna.trial.FrozenTrial]:
-        return optuna.load_study(study_name="study", storage=parse_storage(self.url).text).trials
+        return stored_trials(parse_storage(self.url).text, "study")
 
 
 @pytest.fixture
