@@ -67,7 +67,11 @@ class Database:
         self._engine = create_engine(url.text, pool_pre_ping=True, pool_size=2, max_overflow=2, connect_args=self.connect_args)
         if url.backend == "sqlite":
             _begin_immediate(self._engine)
-        self.run(database_time)
+        try:
+            self.run(database_time)
+        except BaseException:
+            self.close()
+            raise
         self._patience_s = patience_s
 
     def run(self, work: Callable[[Connection], T]) -> T:

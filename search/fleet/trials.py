@@ -56,8 +56,13 @@ class SharedTrials:
         self._me = uuid.uuid4().hex
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         prepare(database)
-        self._study = self._opened(name)
-        self._check(dict(settings))
+        self._storage: RDBStorage | None = None
+        try:
+            self._study = self._opened(name)
+            self._check(dict(settings))
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def description(self) -> dict[str, str]:
@@ -66,8 +71,9 @@ class SharedTrials:
 
     def close(self) -> None:
         """Drop Optuna's connections."""
-        self._storage.remove_session()
-        self._storage.engine.dispose()
+        if self._storage is not None:
+            self._storage.remove_session()
+            self._storage.engine.dispose()
 
     def __enter__(self) -> Self:
         return self
