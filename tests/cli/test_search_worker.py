@@ -101,7 +101,7 @@ def test_a_search_measured_by_a_worker_and_the_same_again_by_nobody(tmp_path: Pa
     # In threads, since a process of its own would load every kernel again; signals are for the main thread only.
     codes: list[int] = []
     worker = threading.Thread(
-        target=lambda: codes.append(main([*WORKER, *storage, "--idle-exit", "10", "--quiet", "--store", str(tmp_path / "t")]))
+        target=lambda: codes.append(main([*WORKER, *storage, "--idle-exit", "7", "--quiet", "--store", str(tmp_path / "t")]))
     )
     worker.start()
     assert main([*search, "--out", str(tmp_path / "run")]) == 0

@@ -12,7 +12,7 @@ from deepthin.search.run import run_search
 from deepthin.search.warm_start import MOST, best_of_run, nearest_points, parse_candidate
 from tests.support.fake_costs import FakeMeasure
 
-CONFIG: dict[str, Any] = {"params": 3_000_000, "vocabs": (4096, 8192), "trials": 20}
+CONFIG: dict[str, Any] = {"params": 3_000_000, "vocabs": (4096, 8192), "trials": 17, "sampler": "tpe"}
 
 
 @pytest.fixture(scope="module")

@@ -88,7 +88,7 @@ class StoppedError(Exception):
     pass
 
 
-@pytest.mark.parametrize("sampler", ["", "nsga2"])
+@pytest.mark.parametrize("sampler", ["tpe", "nsga2"])
 def test_the_front_is_the_same_bytes_as_with_a_journal_and_after_every_restart(
     database: Database, tmp_path: Path, sampler: str
 ) -> None:
