@@ -9,7 +9,10 @@ import pytest
 from optuna.trial import TrialState, create_trial
 
 from deepthin.engine.errors import DeepthinError, UsageError
+from deepthin.engine.shape import Shape
+from deepthin.profiles.schema import TokenCost
 from deepthin.search.config import SearchConfig
+from deepthin.search.cost import Cost, MeasuringStoppedError
 from deepthin.search.fleet.database import Database
 from deepthin.search.fleet.trials import SharedTrials, study_name_of
 from deepthin.search.fleet.url import parse_storage
@@ -109,3 +112,21 @@ def test_the_front_is_the_same_bytes_as_with_a_journal_and_after_every_restart(
     assert (tmp_path / "shared" / "front.json").read_bytes() == (tmp_path / "journal" / "front.json").read_bytes()
     assert not (tmp_path / "shared" / "journal.log").exists()
     assert '"study"' in (tmp_path / "shared" / "storage.json").read_text()
+
+
+def test_losing_the_fleet_ends_the_run_but_fails_no_shape(tmp_path: Path) -> None:
+    config = SearchConfig(params=2_000_000, vocabs=(4096,), trials=3, sampler="random")
+    measure, calls = FakeMeasure(), 0
+
+    def losing(shape: Shape, quant: str) -> TokenCost | Cost:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise MeasuringStoppedError("the database is gone")
+        return measure(shape, quant)
+
+    with pytest.raises(MeasuringStoppedError, match="the database is gone"):
+        run_search(config, measure=losing, out=tmp_path / "run")
+    document = run_search(config, measure=measure, out=tmp_path / "run")
+    assert document["failures"] == []
+    assert document["measurements"] == 3
