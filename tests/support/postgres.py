@@ -87,7 +87,7 @@ class Server:
 
         login = {"host": "127.0.0.1", "port": self.port, "user": "deepthin", "password": PASSWORD, "dbname": database}
         with psycopg.connect(**login, autocommit=True) as connection:  # type: ignore[arg-type]
-            connection.execute(statement)  # type: ignore[call-overload]
+            connection.execute(statement)
 
     def _run(self, program: str, *arguments: str) -> None:
         command: Sequence[str] = [str(self._programs / program), *arguments]

@@ -57,7 +57,7 @@ class Fleet:
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         with psycopg.connect(self.url) as connection:
-            return connection.execute(query).fetchall()  # type: ignore[call-overload,no-any-return]
+            return connection.execute(query).fetchall()
 
     def wait_for(self, what: Callable[[], bool], seconds: float = 60.0) -> None:
         deadline = time.monotonic() + seconds
