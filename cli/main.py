@@ -22,12 +22,13 @@ from deepthin.cli.output import discard, prepare_streams, write_error, write_out
 from deepthin.cli.progress import Progress
 from deepthin.engine.errors import DeepthinError, UsageError
 
-COMMANDS = {  # name -> one line of help; the module is deepthin.cli.<name>
+COMMANDS = {  # name -> one line of help; the module is deepthin.cli.<name>, a blank in the name an underscore there
     "inspect": "what a shape costs on paper: parameters, bytes, cache, warnings, which runtimes take it",
     "generate": "continue a text or token ids with a model",
     "bench": "time this machine on a model or shape, alone or against llama.cpp and onnxruntime",
     "profile": "measure this machine, predict speeds here and on other devices, make kits for those",
     "search": "find the shapes that trade quality for speed best within a budget, on this machine",
+    "search worker": "measure on this machine for searches that share a database with it",
     "export": "write a model as a Hugging Face folder, ONNX and GGUF files with a manifest",
     "verify": "prove that the files of an export give equal logits in every runtime",
 }
@@ -97,6 +98,7 @@ def _guarded(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str], switches: _Switches) -> int:
+    arguments = _joined(arguments)
     command = next((item for item in arguments if not item.startswith("-")), None)
     parser = Parser(
         prog="deepthin", description="Pick the shape of a small language model by measured latency.", epilog=_EPILOG
@@ -108,7 +110,7 @@ def _run(arguments: list[str], switches: _Switches) -> int:
         sub = subparsers.add_parser(name, help=summary)
         if name != command:
             continue
-        module = import_module(f"deepthin.cli.{name}")
+        module = import_module(f"deepthin.cli.{name.replace(' ', '_')}")
         sub.description = summary[0].upper() + summary[1:] + "."
         sub.epilog = module.EXAMPLES
         module.add_arguments(sub)
@@ -130,6 +132,13 @@ def _run(arguments: list[str], switches: _Switches) -> int:
         outcome: Outcome = module.run(options, progress)
     _print(outcome, as_json=options.json)
     return outcome.exit_code
+
+
+def _joined(arguments: list[str]) -> list[str]:
+    """``arguments`` with a command of two words made one; the first that is no option names the command."""
+    at = next((index for index, item in enumerate(arguments) if not item.startswith("-")), 0)
+    words = " ".join(arguments[at : at + 2])
+    return [*arguments[:at], words, *arguments[at + 2 :]] if " " in words and words in COMMANDS else arguments
 
 
 def _config_path(arguments: Sequence[str]) -> str | None:

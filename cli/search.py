@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from deepthin.cli.arguments import (
     whole,
 )
 from deepthin.cli.export import manifest_text
+from deepthin.cli.fleet import add_storage, device_tag, open_queue, study_name
 from deepthin.cli.outcome import Outcome
 from deepthin.cli.progress import Progress
 from deepthin.cli.sizes import bytes_text, count_text, parse_bytes, parse_count, parse_counts
@@ -48,6 +49,7 @@ EXAMPLES = """examples:
   deepthin search --bytes 90MB --quant q4_0,q8_0 --max-kv-mb 20 --context 2048
   deepthin search --params 150M --profile pixel-9   for a device that is not here; times are predicted
   deepthin search --config run.toml --json
+  deepthin search --storage postgresql://me@db/deepthin --device pi5    timed by deepthin search worker on other machines
 
 The budget counts the embedding and is never exceeded. Every shape that is proposed is timed here, about a second each, up to
 three while other programs use the machine; their work spoils the times, and is flagged. DIR holds everything: config.json,
@@ -111,6 +113,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--sampler", choices=SAMPLERS, help="how shapes are proposed (default: by a rule, named in the result)")
     group.add_argument("--tokens", type=real(1e9, 1e14), metavar="T", help="training tokens to predict for (default: 1e11)")
     group.add_argument("--baseline", metavar="NAME", help="public shape to compare with (default: the nearest in parameters)")
+    group.add_argument(
+        "--warm-start",
+        type=argument(parse_path),
+        metavar="DIR",
+        help="try the best shapes of an earlier run first, of this device or another",
+    )
     group.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of every random choice (default: 0)")
     group.add_argument(
         "--out", type=argument(parse_path), default=Path("run"), metavar="DIR", help="run folder (default: ./run)"
@@ -125,6 +133,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--runtime", choices=RUNTIME_NAMES, help="of that profile's runtimes, the one to predict (default: its first)"
     )
     group.add_argument("--no-vocab-term", action="store_true", help="predict without charging oversized vocabularies")
+    group = parser.add_argument_group("a fleet of measuring machines (deepthin search worker --help)")
+    add_storage(group)
+    group.add_argument("--device", type=device_tag, metavar="TAG", help="whose times count; its workers measure")
+    group.add_argument("--study", type=study_name, metavar="NAME", help="name of the study there (default: by the settings)")
+    group.add_argument(
+        "--patience", type=real(0, 1e9), metavar="S", help="seconds to wait for a measurement (default: for ever)"
+    )
     group = parser.add_argument_group("afterwards")
     group.add_argument("--pick", choices=PICKS, help="which one to export (default: the recommended one, fastest_tied)")
     group.add_argument("--no-export", action="store_true", help="stop at the front")
@@ -145,10 +160,11 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
     from deepthin.export.feasibility import TARGETS as EXPORT_TARGETS
     from deepthin.export.feasibility import refusals
 
-    config, document, residuals, fresh = _predicted(options, progress) if options.profile else _timed(options, progress)
+    config, document, residuals, fresh = _how(options)(options, progress)
     body: dict[str, Any] = {**document, "run": str(options.out), "measured_now": fresh, "residuals": residuals}
     text = [front_text(document), *map(_residual_text, residuals)]
     done = f"times predicted from {config.profile}" if config.profile else f"{fresh} shapes timed now"
+    done = f"{fresh} shapes timed now by device {options.device}" if options.device else done
     text += [f"{done}, front in {options.out / 'front.json'}"]
     exit_code = 0
     body |= {"export": None, "verification": None}
@@ -177,6 +193,25 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
 _Found = tuple["SearchConfig", dict[str, Any], list[dict[str, Any]], int]
 
 
+def _how(options: argparse.Namespace) -> Callable[[argparse.Namespace, Progress], _Found]:
+    """Where times come from.
+
+    Raises:
+        UsageError: two places are named, or half of one.
+    """
+    if options.storage is not None or options.device is not None:
+        if options.storage is None or options.device is None:
+            raise UsageError("--storage URL and --device TAG go together: the database, and the machine that measures")
+        for other in ("profile", "store"):
+            if getattr(options, other) is not None:
+                raise UsageError(f"--{other} does not go with --storage, where workers take the times and keep them")
+        return _shared
+    for name in ("study", "patience"):
+        if getattr(options, name) is not None:
+            raise UsageError(f"--{name} belongs to a search with --storage URL and --device TAG")
+    return _predicted if options.profile else _timed
+
+
 def _timed(options: argparse.Namespace, progress: Progress) -> _Found:
     """Settings, front, residuals and shapes timed now of a search that measures on this machine."""
     config = _config(options)
@@ -199,6 +234,43 @@ def _timed(options: argparse.Namespace, progress: Progress) -> _Found:
     picks = dict.fromkeys((pick["shape"], pick["quant"]) for pick in document["picks"].values())
     progress("timing whole models against the sums of their parts")
     return config, document, costs.check_residual([(Shape.parse(shape), quant) for shape, quant in picks]), fresh
+
+
+def _shared(options: argparse.Namespace, progress: Progress) -> _Found:
+    """The same of a search whose shapes are measured by the workers of a device, through a database."""
+    from deepthin.search.config import DEFAULT_CONTEXT
+    from deepthin.search.run import run_search
+
+    _config(options, machine="?").space.require_feasible()  # before anything slow
+    with open_queue(options.storage, progress) as queue:
+        from deepthin.profiles.block_costs import engine_digest
+        from deepthin.search.fleet.asker import FleetCosts, wait_for_device
+        from deepthin.search.fleet.trials import SharedTrials, study_name_of
+
+        device = wait_for_device(queue, options.device, patience_s=options.patience, say=progress)
+        config = _config(options, machine=f"{device.machine} {device.fingerprint}")
+        settings = {**config.to_json(), "device": device.tag, "engine": engine_digest()}
+        context = DEFAULT_CONTEXT if options.context is None else options.context
+        costs = FleetCosts(
+            queue,
+            device,
+            engine=engine_digest(),
+            context=context,
+            threads=options.threads,
+            patience_s=options.patience,
+            say=progress,
+        )
+        with SharedTrials(queue.database, options.study or study_name_of(settings), settings) as log:
+            document = run_search(
+                config,
+                measure=costs.measure,
+                out=options.out,
+                progress=progress,
+                remeasure=costs.remeasure,
+                log=log,
+                announce=costs.announce,
+            )
+        return config, document, [], costs.num_asked
 
 
 def _predicted(options: argparse.Namespace, progress: Progress) -> _Found:
@@ -228,11 +300,16 @@ def _predicted(options: argparse.Namespace, progress: Progress) -> _Found:
     return config, run_search(config, measure=cost, out=options.out, progress=progress), [], 0
 
 
-def _config(options: argparse.Namespace, profile: str = "") -> SearchConfig:
+def _config(options: argparse.Namespace, profile: str = "", machine: str = "") -> SearchConfig:
     from deepthin.profiles.machine import fingerprint, machine_name, machine_record
     from deepthin.search.config import SearchConfig
 
     record = machine_record()
+    start: tuple[str, ...] = ()
+    if options.warm_start is not None:
+        from deepthin.search.warm_start import best_of_run
+
+        start = best_of_run(options.warm_start)
     given: dict[str, Any] = {
         "vocabs": options.vocab and tuple(options.vocab),
         "quants": options.quant and tuple(options.quant),
@@ -257,7 +334,8 @@ def _config(options: argparse.Namespace, profile: str = "") -> SearchConfig:
         max_ms_per_token=options.max_ms_per_token,
         max_ttft_ms=options.max_ttft_ms,
         vocab_term=not options.no_vocab_term,
-        machine="" if profile else f"{machine_name(record)} {fingerprint(record)}",
+        start=start,
+        machine=machine or ("" if profile else f"{machine_name(record)} {fingerprint(record)}"),
         profile=profile,
         **{name: value for name, value in given.items() if value is not None},
     )

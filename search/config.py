@@ -54,6 +54,7 @@ class SearchConfig:
         max_ttft_ms: optional limit on the time to the first token of a prompt, where costs have one.
         max_kv_bytes: optional limit on the F16 cache at ``context`` tokens.
         baseline: public shape that picks are compared with; empty for the nearest in parameters.
+        start: shapes with formats ("SHAPE QUANT") whose likes are tried first; ``search/warm_start.py`` finds them.
         machine: what the times were taken on; a run folder belongs to one machine.
         profile: where times are predicted: which profile, runtime and threads; empty where they are measured.
 
@@ -85,6 +86,7 @@ class SearchConfig:
     max_ttft_ms: float | None = None
     max_kv_bytes: int | None = None
     baseline: str = ""
+    start: tuple[str, ...] = ()
     machine: str = ""
     profile: str = ""
 

@@ -11,13 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
-from deepthin.engine.errors import FormatError
+from deepthin.engine.errors import DeepthinError, FormatError
 from deepthin.engine.shape import Shape
 from deepthin.profiles.schema import Measured, TokenCost, as_float, as_int, as_str, exact_keys
 
 MEASURED, PREDICTED, PUBLISHED = "measured", "predicted", "published"
 _LEAST_HALF_WIDTH = 0.001  # relative; no time is better known
 BASES = (MEASURED, PREDICTED, PUBLISHED)
+
+
+class MeasuringStoppedError(DeepthinError):
+    """Nothing can be measured any more, whatever the shape: ends the run, which can be resumed, and fails no shape."""
 
 
 class JsonTime(Protocol):

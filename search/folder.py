@@ -1,7 +1,8 @@
 """The run folder: one search, its settings, its measurements and its front. Files only; no sampling, no scoring.
 
     config.json          settings; a folder holds one search
-    journal.log          the study (``search/study.py``)
+    journal.log          the study (``search/study.py``), unless a database holds it
+    storage.json         which database and study, without its password, if one does
     measurements.jsonl   one line per measured shape, appended and synced at once
     front.json           the result, written whole
     .lock                held by the running process; the operating system frees it however the process ends
@@ -13,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -22,13 +22,10 @@ from deepthin.engine.errors import DeepthinError, FormatError, UsageError
 from deepthin.search.config import SearchConfig
 from deepthin.search.cost import Cost
 from deepthin.search.filesystem import network_filesystem
-
-if sys.platform == "win32":
-    import msvcrt
-else:
-    import fcntl
+from deepthin.search.lock_file import try_lock
 
 CONFIG, JOURNAL, MEASUREMENTS, FRONT, LOCK = "config.json", "journal.log", "measurements.jsonl", "front.json", ".lock"
+STORAGE = "storage.json"
 _TEMPORARY = ".tmp"
 _START_OVER = "choose another --out, or remove the folder to start over"
 
@@ -122,6 +119,10 @@ class RunFolder:
         _write_json(path, document)
         return path
 
+    def write_storage(self, document: Mapping[str, Any]) -> None:
+        """Write ``storage.json``: where the study is kept instead of in the journal. Holds no credentials."""
+        _write_json(self.path / STORAGE, document)
+
     def _check_owner(self, path: Path) -> None:
         names = {entry.name for entry in path.iterdir()}
         strangers = sorted(names - {LOCK, CONFIG + _TEMPORARY})
@@ -203,17 +204,11 @@ def _drop_torn_line(path: Path) -> None:
 
 def _locked(path: Path) -> int:
     """An open descriptor that holds the folder's lock until it is closed or the process ends."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        if sys.platform == "win32":
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        else:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
+    descriptor = try_lock(path)
+    if descriptor is None:
         raise DeepthinError(
             f"{path.parent}: another search is running in this folder; wait for it to end, or choose another --out"
-        ) from error
+        )
     return descriptor
 
 

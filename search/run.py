@@ -6,7 +6,7 @@ What a shape costs comes from ``measure``, which the caller hands in; nothing he
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from deepthin.engine.errors import DeepthinError
 from deepthin.engine.known_shapes import known_shape, nearest_known
 from deepthin.engine.shape import Shape
 from deepthin.search.config import SearchConfig
-from deepthin.search.cost import Cost, CostOf, RepeatedCostOf, Timing, pooled
+from deepthin.search.cost import Cost, CostOf, MeasuringStoppedError, RepeatedCostOf, Timing, pooled
 from deepthin.search.design import initial_design, random_generator
 from deepthin.search.folder import RunFolder
 from deepthin.search.front import comparison, feasible, front_document
@@ -27,11 +27,13 @@ from deepthin.search.objectives import Scored
 from deepthin.search.picks import RECOMMENDED, choose
 from deepthin.search.sampler import EXHAUSTIVE, GUIDED, NSGA2, RANDOM, TPE
 from deepthin.search.space import Candidate, Space
-from deepthin.search.study import Proposal, SearchStudy
+from deepthin.search.study import Proposal, SearchStudy, TrialLog
+from deepthin.search.warm_start import started
 
 __all__ = ["SearchConfig", "run_search"]
 
 Progress = Callable[[str, int | None, int | None], None]
+Announce = Callable[[Sequence[tuple[Shape, str]], int], None]  # candidates; 0, or the number of the repeat
 
 _SAMPLER_ATTEMPTS = 8  # proposals of known candidates before random points are tried
 _RANDOM_ATTEMPTS = 1000  # random points before the space counts as used up
@@ -50,6 +52,8 @@ def run_search(
     out: Path,
     progress: Progress | None = None,
     remeasure: RepeatedCostOf | None = None,
+    log: TrialLog | None = None,
+    announce: Announce | None = None,
 ) -> dict[str, Any]:
     """Run, resume or repeat a search in the folder ``out`` and return the document of its ``front.json``.
 
@@ -59,13 +63,16 @@ def run_search(
     Args:
         config: the settings; a folder holds one search.
         measure: what a shape costs whose body is stored in a format, measured or predicted; a :class:`DeepthinError` from it
-            fails that shape only.
+            fails that shape only, unless it is a :class:`MeasuringStoppedError`.
         out: the run folder.
         remeasure: measures a shape anew; used on candidates whose place on the front their intervals leave open, until it is
             settled or each was repeated :data:`REPEATS` times.
         progress: called as ``progress(message, done, total)``.
+        log: keeps the trials instead of the folder's journal.
+        announce: told ahead which candidates will surely be measured.
 
     Raises:
+        MeasuringStoppedError: from ``measure``; the run can be resumed.
         InfeasibleError: no shape meets the budget, or no measured one the limits.
         UsageError: ``out`` holds another search or something else.
         DeepthinError: the folder cannot be used, or not one shape could be measured.
@@ -74,10 +81,12 @@ def run_search(
     space.require_feasible()
     say = progress or _silent
     with RunFolder(out, config) as folder:
-        run = _Run(config, space, folder, measure)
-        run.advance(say)
+        if log is not None:
+            folder.write_storage(log.description)
+        run = _Run(config, space, folder, measure, log)
+        run.advance(say, announce)
         if remeasure is not None:
-            run.settle(remeasure, say)
+            run.settle(remeasure, say, announce)
         document = run.document(say)
         folder.write_front(document)
         return document
@@ -86,7 +95,9 @@ def run_search(
 class _Run:
     """The state of one call: what was proposed so far, and the way to measurements."""
 
-    def __init__(self, config: SearchConfig, space: Space, folder: RunFolder, measure: CostOf) -> None:
+    def __init__(
+        self, config: SearchConfig, space: Space, folder: RunFolder, measure: CostOf, log: TrialLog | None = None
+    ) -> None:
         self._config = config
         self._space = space
         self._quality = config.quality
@@ -95,7 +106,9 @@ class _Run:
         kind = config.choice.name
         optunas = kind if kind in (TPE, NSGA2, RANDOM) else TPE
         constrained = bool(config.limits.names)
-        self._study = SearchStudy(folder.journal, space.dimensions, config.seed, constrained=constrained, sampler=optunas)
+        self._study = SearchStudy(
+            folder.journal, space.dimensions, config.seed, constrained=constrained, sampler=optunas, log=log
+        )
         self._guide = Guide(space, self._quality, config.context, config.seed) if kind == GUIDED else None
         self._every = iter(space.points()) if kind == EXHAUSTIVE else None
         self._stopped = "trials"
@@ -106,14 +119,18 @@ class _Run:
         for blob in self._study.steps:
             self._record(blob["step"], Candidate(Shape.parse(blob["shape"]), blob["quant"]), blob["point"])
 
-    def advance(self, say: Progress) -> None:
+    def advance(self, say: Progress, announce: Announce | None = None) -> None:
         """Take steps until there are as many as asked for, or every candidate has been seen."""
         total = self._config.trials
         if len(self._keys) >= total:
             return
         free = self._config.choice.name in (NSGA2, RANDOM, EXHAUSTIVE)
         design = [] if free else initial_design(self._space, self._quality, self._config.seed)
+        design = started(self._space, self._config.start, design)
         say("searching", len(self._keys), total)
+        if announce is not None:
+            coming = [self._space.decode(point) for point in design[len(self._keys) : total]]
+            announce([(one.shape, one.quant) for one in coming if self._new(one.key)], 0)
         for step in range(len(self._keys), total):
             if self._on_plateau(step):
                 self._stopped = "plateau"
@@ -150,7 +167,7 @@ class _Run:
         before, now = hypervolume(early, corner), hypervolume([pair for _, pair in pairs], corner)
         return before > 0 and now / before - 1 < _PLATEAU_GAIN
 
-    def settle(self, remeasure: RepeatedCostOf, say: Progress) -> None:
+    def settle(self, remeasure: RepeatedCostOf, say: Progress, announce: Announce | None = None) -> None:
         """Measure the candidates again whose place on the front is open; their times become those of all measurements."""
         for number in range(1, REPEATS + 1):
             usable = [one for one in self._scored if self._config.limits.met(one)]
@@ -160,6 +177,10 @@ class _Run:
             if not unsettled:
                 return
             say(f"measuring {len(unsettled[:_MOST_REPEATED])} leaders again, whose order is open", None, None)
+            coming = [one.candidate for one in unsettled[:_MOST_REPEATED]]
+            if announce is not None:
+                new = [one for one in coming if self._folder.repeated(one.key, number) is None]
+                announce([(one.shape, one.quant) for one in new], number)
             for one in unsettled[:_MOST_REPEATED]:
                 self._repeat(one, number, remeasure)
 
@@ -169,6 +190,8 @@ class _Run:
         if cost is None:
             try:
                 found = Cost.of(remeasure(one.candidate.shape, one.candidate.quant, number))
+            except MeasuringStoppedError:
+                raise
             except DeepthinError:  # it was measured once, which stays
                 return
             cost = self._folder.store_repeat(key, number, found)
@@ -229,6 +252,9 @@ class _Run:
         self._scored.append(scored)
         return scored
 
+    def _new(self, key: str) -> bool:
+        return self._folder.measured(key) is None and self._folder.failed(key) is None
+
     def _cost(self, candidate: Candidate) -> Cost | str:
         """The measurement of ``candidate``, stored or new, or why there is none."""
         stored = self._folder.measured(candidate.key) or self._folder.failed(candidate.key)
@@ -236,6 +262,8 @@ class _Run:
             return stored
         try:
             cost = Cost.of(self._measure(candidate.shape, candidate.quant))
+        except MeasuringStoppedError:
+            raise
         except DeepthinError as error:
             self._folder.store_failed(candidate.key, str(error))
             return str(error)

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import optuna
@@ -38,12 +38,30 @@ class Proposal:
     trial: Trial
 
 
+class TrialLog(Protocol):
+    """Finished trials kept elsewhere, by several processes that all propose the same; ``search/fleet/trials.py`` has one."""
+
+    @property
+    def description(self) -> Mapping[str, str]:
+        """Where they are, without credentials."""
+        ...
+
+    def load(self) -> Sequence[FrozenTrial]:
+        """All of them, in order."""
+        ...
+
+    def append(self, number: int, trial: FrozenTrial) -> None:
+        """Keep ``trial`` under ``number`` unless it is there."""
+        ...
+
+
 class SearchStudy:
     """The steps of one run, in a journal file that only this process has open (the run folder's lock sees to that).
 
     Args:
         path: the journal; created if absent. Trials that a killed process left open are closed as failed. None keeps the
             study in memory.
+        log: keeps the finished trials instead of the journal; open ones stay in memory.
         dimensions: the space's free numbers.
         seed: start of every random choice.
         constrained: whether steps come with violations of soft limits.
@@ -58,10 +76,12 @@ class SearchStudy:
         *,
         constrained: bool = False,
         sampler: str = TPE,
+        log: TrialLog | None = None,
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         storage: BaseStorage = InMemoryStorage()
-        if path is not None:
+        self._log = log
+        if path is not None and log is None:
             storage = JournalStorage(JournalFileBackend(str(path), lock_obj=cast(Any, _HeldElsewhere())))
         self._kind = sampler
         self._study = optuna.create_study(
@@ -72,6 +92,8 @@ class SearchStudy:
         }
         self._seed = seed
         self._constraints_by_function = constrained and not hasattr(Trial, "set_constraint")  # Optuna 4
+        if log is not None:
+            self._study.add_trials(log.load())
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             self._study.tell(trial.number, state=TrialState.FAIL)
 
@@ -101,16 +123,24 @@ class SearchStudy:
             for name, violation in violations.items():
                 proposal.trial.set_constraint(name, violation)
         self._study.tell(proposal.trial, list(values))
+        self._keep(proposal)
 
     def fail(self, proposal: Proposal, step: int, facts: Mapping[str, Any]) -> None:
         """Finish a step whose candidate could not be measured."""
         self._describe(proposal, {"step": step, "kind": _FAILED, **facts})
         self._study.tell(proposal.trial, state=TrialState.FAIL)
+        self._keep(proposal)
 
     def reject(self, proposal: Proposal, step: int, facts: Mapping[str, Any]) -> None:
         """Close a proposal of a candidate seen before; the step stays open."""
-        self._describe(proposal, {"step": step, "kind": _SEEN, **facts})
+        self._describe(proposal, {"step": step, "kind": _SEEN, "attempt": self.attempts(step), **facts})
         self._study.tell(proposal.trial, state=TrialState.FAIL)
+        self._keep(proposal)
+
+    def _keep(self, proposal: Proposal) -> None:
+        if self._log is not None:
+            number = proposal.trial.number
+            self._log.append(number, self._study.get_trials(deepcopy=False)[number])
 
     def _describe(self, proposal: Proposal, blob: Mapping[str, Any]) -> None:
         proposal.trial.set_user_attr(_BLOB, dict(blob))

@@ -21,7 +21,8 @@ DOORS = {  # heavy package -> where it may be imported, as path prefixes
     "onnxruntime": ("export/peer_onnxruntime.py", "profiles/peer_ort_bench.py"),
     "onnxruntime_genai": ("export/peer_genai.py",),
     "llama_cpp": ("export/peer_llama_cpp.py", "profiles/peer_llama_bench.py"),
-    "optuna": ("search/study.py",),
+    "optuna": ("search/study.py", "search/fleet/trials.py"),
+    "sqlalchemy": ("search/fleet/", "cli/fleet.py"),
     "tokenizers": ("engine/tokenizer.py",),
 }
 NEVER = ("torch", "transformers", "pickle", "requests", "urllib", "http", "socket", "pydantic", "safetensors", "gguf")
