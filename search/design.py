@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from deepthin.engine.accounting import bytes_read_per_token
+from deepthin.engine.formats import scheme_named
 from deepthin.search.quality.characters import tokens_per_char
 from deepthin.search.quality.model import QualityModel
 from deepthin.search.space import Space
@@ -69,7 +70,8 @@ def _best_by_depth(pool: Sequence[_Guess], space: Space) -> list[_Guess]:
     best: dict[int, _Guess] = {}
     for guess in pool:
         band = int(_BANDS * math.log(guess.layers / low) / math.log((high + 1) / low))
-        if guess.quant == space.quants[band % len(space.quants)] and (band not in best or guess.loss < best[band].loss):
+        body = scheme_named(guess.quant).body.name
+        if body == space.quants[band % len(space.quants)] and (band not in best or guess.loss < best[band].loss):
             best[band] = guess
     return [best[band] for band in sorted(best)]
 
