@@ -232,8 +232,11 @@ _Found = tuple["SearchConfig", dict[str, Any], list[dict[str, Any]], int]
 
 def _timed(options: argparse.Namespace, progress: Progress) -> _Found:
     """Settings, front, residuals and shapes timed now of a search that measures on this machine."""
+    from deepthin.search.least_cache import require_cache
+
     config = _config(options)
     config.space.require_feasible()  # before anything slow
+    require_cache(config.limits, config.space)
     progress("loading kernels (compiled once per machine)")
     from deepthin.engine.cores import default_threads
     from deepthin.profiles.block_costs import BlockCosts

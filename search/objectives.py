@@ -92,6 +92,11 @@ class Limits:
                 raise UsageError(f"{FLAGS[name]}: {limit!r} is no limit anything can meet; a number above 0 is needed")
 
     @property
+    def cache_per_token(self) -> int | None:
+        """Most bytes of the cache for each token of ``context``; None without a limit, or where nothing is cached."""
+        return self.kv_bytes // self.context if self.kv_bytes is not None and self.context else None
+
+    @property
     def names(self) -> list[str]:
         """The limits that are set."""
         return [name for name, limit in self.to_json().items() if limit is not None]
@@ -142,14 +147,14 @@ def unmet(limits: Limits, scored: Sequence[Scored]) -> InfeasibleError:
     violations, values, bounds = limits.violations(nearest), limits.values(nearest), limits.to_json()
     name = max(violations, key=lambda name: violations[name])
     where = _slowest(nearest, name)
-    relaxed = " and ".join(_relaxed(name, values[name]) for name, excess in violations.items() if excess > 0)
+    ways = " and ".join(relaxed(name, values[name]) for name, excess in violations.items() if excess > 0)
     alone = {other: sum(limits.violations(one)[other] <= 0 for one in scored) for other in limits.names}
     counts = ", ".join(f"{FLAGS[other]} alone {met}" for other, met in alone.items()) if len(alone) > 1 else ""
     return InfeasibleError(
         f"none of {len(scored)} shapes meets {FLAGS[name]}: the nearest ({nearest.candidate.key}) takes {values[name]:,.4g} "
         f"{UNITS[name]}{where}, {violations[name]:.1%} over the limit of {bounds[name]:,.4g}"
         f"{f' (of all shapes, {counts} met it)' if counts else ''}. "
-        f"Smallest relaxation: {relaxed}, which that shape meets; or a smaller --params or --bytes"
+        f"Smallest relaxation: {ways}, which that shape meets; or a smaller --params or --bytes"
     )
 
 
@@ -165,8 +170,8 @@ def _slowest(one: Scored, name: str) -> str:
     return f" on {max(one.cost.devices, key=seconds).name}"
 
 
-def _relaxed(name: str, value: float) -> str:
-    """The flag with the least round number not below ``value``."""
+def relaxed(name: str, value: float) -> str:
+    """The flag of a limit with the least round number not below ``value``."""
     if name == "kv_bytes":
         return f"{FLAGS[name]} {math.ceil(value) / 1e6:.6f}".rstrip("0").rstrip(".")
     digits = 4 - math.ceil(math.log10(value)) if value > 0 else 0

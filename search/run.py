@@ -22,6 +22,7 @@ from deepthin.search.folder import RunFolder
 from deepthin.search.front import comparison, feasible, front_document
 from deepthin.search.guide import Guide
 from deepthin.search.hypervolume import hypervolume
+from deepthin.search.least_cache import require_cache
 from deepthin.search.membership import front_probabilities
 from deepthin.search.objectives import Scored
 from deepthin.search.picks import RECOMMENDED, choose
@@ -72,6 +73,7 @@ def run_search(
     """
     space = config.space
     space.require_feasible()
+    require_cache(config.limits, space)
     say = progress or _silent
     with RunFolder(out, config) as folder:
         run = _Run(config, space, folder, measure)
@@ -112,7 +114,8 @@ class _Run:
         if len(self._keys) >= total:
             return
         free = self._config.choice.name in (NSGA2, RANDOM, EXHAUSTIVE)
-        design = [] if free else initial_design(self._space, self._quality, self._config.seed)
+        most_cache = self._config.limits.cache_per_token
+        design = [] if free else initial_design(self._space, self._quality, self._config.seed, most_cache)
         say("searching", len(self._keys), total)
         for step in range(len(self._keys), total):
             if self._on_plateau(step):

@@ -365,6 +365,8 @@ def infeasible(space: Space) -> InfeasibleError:
     vocab, context = _largest_vocab(space), _largest_context(space)
     ways = [f"--vocab {vocab} at this budget"] if vocab else []
     ways += [f"--context {context} at this budget"] if context else []
+    layers = _most_layers(space)
+    ways += [f"--layers {layers} at this budget"] if layers else []
     ways.append(f"{budgets} with this vocabulary" if vocab else f"{budgets} (no vocabulary fits this budget)")
     return InfeasibleError(f"{found}. Nearest feasible: {', or '.join(ways)}. The nearest shape is {shape.text} in {quant}.")
 
@@ -378,6 +380,16 @@ def _largest_vocab(space: Space) -> int:
         fits = space.budget.fits(smallest.shape.replace(vocab_size=middle), smallest.quant)
         low, high = (middle, high) if fits else (low, middle)
     return low
+
+
+def _most_layers(space: Space) -> int:
+    """The most layers with which the smallest member meets the budget; 0 when there are none, or few were asked for anyway."""
+    smallest, budget = space.smallest, space.budget
+    if space.layers[0] <= LAYERS[0]:
+        return 0
+    depths = range(space.layers[0] - 1, 0, -1)
+    fitting = (depth for depth in depths if budget.fits(smallest.shape.replace(num_layers=depth), smallest.quant))
+    return next(fitting, 0)
 
 
 def _largest_context(space: Space) -> int:

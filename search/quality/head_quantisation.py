@@ -19,7 +19,7 @@ _SOURCE = "no published figure; twice the damage of as many body parameters"
 
 
 def head_term(scheme: Scheme, tables: int, body: int, tokens: float, multiplier: float) -> Term:
-    """Damage of the tables beyond what dL_quant holds; none, half and twice as much is possible.
+    """Damage of the tables beyond what dL_quant holds; half and twice as much is possible.
 
     Args:
         scheme: formats of body and head.
