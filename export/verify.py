@@ -18,7 +18,7 @@ import numpy as np
 
 from deepthin._version import VERSION
 from deepthin.engine.errors import DeepthinError, PeerError, PeerMissingError, UsageError
-from deepthin.engine.formats import STORED, scheme_named
+from deepthin.engine.formats import F32, STORED, scheme_named
 from deepthin.engine.shape import Shape
 from deepthin.export.contents import (
     Contents,
@@ -41,6 +41,7 @@ from deepthin.export.weight_parity import first_weight_difference
 NUM_TOKENS = 32
 _SEED = 20
 _DEADLINE_S = 300.0
+_ONNX_BODIES = ("f32", "q8_0", "q4_0", "q4_1")
 _ONNX_ROUNDING = {
     "q4_1": 1e-6,
     STORED: 1e-6,
@@ -192,7 +193,9 @@ def _run(
             continue
         say(f"{file.path} in {state.name}")
         rounds = "_int8" if contents.rounds_activations() else ""
-        budget = budget_named(f"{'onnxruntime' if file.kind == 'onnx' else runtime.key}{rounds}.{_budget_quant(file.quant)}")
+        budget = budget_named(
+            f"{'onnxruntime' if file.kind == 'onnx' else runtime.key}{rounds}.{_budget_quant(file.quant, file.kind)}"
+        )
         state.num_runs += 1
         try:
             for phase, logits in runtime.logits(root, contents, ids):
@@ -206,9 +209,17 @@ def _run(
             found.pairs.append(Pair(state.name, file.path, "run", None, str(error)))
 
 
-def _budget_quant(quant: str) -> str:
-    """The format whose tolerances a file is held to: the coarser one where its head has a format of its own."""
-    return quant if quant == STORED else scheme_named(quant).coarsest.name
+def _budget_quant(quant: str, kind: str) -> str:
+    """The format whose tolerances a file is held to: the coarser one where its head has a format of its own.
+
+    In ONNX, floats are f32, and what only heads have is held to the tolerances of mixtures.
+    """
+    if quant == STORED:
+        return quant
+    coarsest = scheme_named(quant).coarsest
+    if kind != "onnx" or coarsest.name in _ONNX_BODIES:
+        return coarsest.name
+    return STORED if coarsest.is_quantized else F32.name
 
 
 def _onnx_rounding(quant: str) -> float:

@@ -212,7 +212,10 @@ def test_limits_steer_and_filter_the_front(finished: tuple[Path, FakeMeasure], t
             {"max_ms_per_token": 0.01},
             r"none of 6 shapes meets --max-ms-per-token: the nearest \(L=.* ms per token, .*% over",
         ),
-        ({"max_kv_bytes": 10}, r"--max-kv-mb: no shape of this search has so small a cache: the nearest .* bytes at --context 512"),
+        (
+            {"max_kv_bytes": 10},
+            r"--max-kv-mb: no shape of this search has so small a cache: the nearest .* bytes at --context 512",
+        ),
     ],
 )
 def test_limits_nothing_meets_are_named_with_the_shortfall(tmp_path: Path, limits: dict[str, Any], message: str) -> None:
@@ -221,7 +224,11 @@ def test_limits_nothing_meets_are_named_with_the_shortfall(tmp_path: Path, limit
 
 
 def test_the_relaxation_that_is_named_admits_a_shape(tmp_path: Path) -> None:
-    cases: list[dict[str, Any]] = [{"max_ms_per_token": 0.01}, {"max_kv_bytes": 10}, {"max_ttft_ms": 0.5, "max_ms_per_token": 0.01}]
+    cases: list[dict[str, Any]] = [
+        {"max_ms_per_token": 0.01},
+        {"max_kv_bytes": 10},
+        {"max_ttft_ms": 0.5, "max_ms_per_token": 0.01},
+    ]
     for index, limits in enumerate(cases):
         config: dict[str, Any] = {"trials": 6, **limits}
         with pytest.raises(InfeasibleError) as caught:
