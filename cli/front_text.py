@@ -28,22 +28,22 @@ def heading(document: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def pick_lines(document: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """Of each pick its name with the reason, and lines on the shape, its ties, and the public shape beside it."""
+def pick_lines(document: Mapping[str, Any]) -> Iterator[tuple[list[str], list[str]]]:
+    """Of each shape that was picked: its picks with their reasons; then lines on the shape, its ties, a public one beside it."""
+    groups: dict[tuple[str, str], list[str]] = {}
     for name, pick in document["picks"].items():
-        mark = " (recommended)" if name == document["recommended"] else ""
-        lines = [f"{pick['shape']} {pick['quant']}"]
-        ties = pick["tied_with"][:_MOST_TIES]
-        if ties:
-            more = pick["num_tied"] - len(ties)
-            rest = f"; {more} more in front.json" if more else ""
-            lines.append(f"tied in loss and time with {'; '.join(map(_tie_text, ties))}{rest}")
-        else:
-            lines.append("nothing is tied with it in both loss and time")
-        lines += _against(pick["compared_with"])
-        yield f"{name}{mark}: {pick['reason']}", lines
+        groups.setdefault((pick["shape"], pick["quant"]), []).append(name)
+    for (shape, quant), names in groups.items():
+        picks = [document["picks"][name] for name in names]
+        marks = [" (recommended)" if name == document["recommended"] else "" for name in names]
+        titles = [f"{name}{mark}: {pick['reason']}" for name, mark, pick in zip(names, marks, picks, strict=True)]
+        ties = picks[0]["tied_with"][:_MOST_TIES]
+        lines = [f"{shape} {quant}", *(f"tied in loss and time: {_tie_text(tie)}" for tie in ties)]
+        if picks[0]["num_tied"] > len(ties):
+            lines.append(f"and {picks[0]['num_tied'] - len(ties)} more ties, in front.json")
+        yield titles, lines + _against(picks[0]["compared_with"])
     for name, why in document["picks_missing"].items():
-        yield f"no {name}: {why}", []
+        yield [f"no {name}: {why}"], []
 
 
 def front_text(document: Mapping[str, Any]) -> str:
@@ -56,8 +56,8 @@ def front_text(document: Mapping[str, Any]) -> str:
     if known:
         lines += ["", "public shapes of the nearest size, in the same format on the same machine", table(HEADERS, known)]
     lines += [""]
-    for title, rest in pick_lines(document):
-        lines += [title, *(f"  {line}" for line in rest)]
+    for titles, rest in pick_lines(document):
+        lines += [*titles, *(f"  {line}" for line in rest)]
     lines += ["", "what the picks rest on, among the shapes tried", *(f"  {line}" for line in sensitivity_lines(document))]
     return "\n".join([*lines, "", *document["notes"]])
 
@@ -71,8 +71,9 @@ def summary(document: Mapping[str, Any], devices: Mapping[str, Any] | None = Non
     lines = ["# Shapes within a budget", "", f"{_sentence(budget)} {_sentence(where)}", ""]
     lines += ["## Front", "", markdown(HEADERS, front_rows(document)), ""]
     lines += ["## Picks", ""]
-    for title, rest in pick_lines(document):
-        lines += [f"- **{title.partition(':')[0]}**:{title.partition(':')[2]}", *(f"  - {line}" for line in rest)]
+    for titles, rest in pick_lines(document):
+        lines += [f"- **{name}**: {why}" for name, _, why in (title.partition(": ") for title in titles)]
+        lines += [f"  - {line}" for line in rest]
     known = comparison_rows(document)
     if known:
         lines += ["", "## Public shapes of the nearest size", "", markdown(HEADERS, known)]

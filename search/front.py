@@ -263,6 +263,12 @@ def _tie_note(config: SearchConfig, best: Scored) -> str:
 def _notes(config: SearchConfig, front: Sequence[Scored], moved: bool, failures: Sequence[object]) -> list[str]:
     judged = judged_terms(one.quality for one in front)
     notes = [_tie_note(config, front[0])]
+    names = [device.name for device in front[0].cost.devices]
+    if names:
+        notes.append(
+            f"Times speak for {', '.join(names)} together, in milliseconds of their mean on the reference shape; "
+            f"what each takes stands under 'devices'."
+        )
     if judged:
         notes.append(f"Resting on judgement, not on a law: {', '.join(judged)}.")
     outside = sum(one.quality.shape_extrapolated for one in front)
