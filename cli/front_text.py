@@ -29,7 +29,7 @@ def heading(document: Mapping[str, Any]) -> list[str]:
 
 
 def pick_lines(document: Mapping[str, Any]) -> Iterator[tuple[list[str], list[str]]]:
-    """Of each shape that was picked: its picks with their reasons; then lines on the shape, its ties, a public one beside it."""
+    """Of each shape that was picked: its picks with their reasons; then lines on its ties and a public shape beside it."""
     groups: dict[tuple[str, str], list[str]] = {}
     for name, pick in document["picks"].items():
         groups.setdefault((pick["shape"], pick["quant"]), []).append(name)
