@@ -11,9 +11,9 @@ from deepthin.cli.arguments import add_source, argument, listed, one_of, parse_p
 from deepthin.cli.outcome import Outcome
 from deepthin.cli.progress import Progress
 from deepthin.cli.sizes import bytes_text, count_text
-from deepthin.cli.source import open_source
+from deepthin.cli.source import open_source, parse_scheme
 from deepthin.cli.table import table
-from deepthin.engine.formats import BODY_QUANTS, STORED, scheme_named
+from deepthin.engine.formats import BODY_QUANTS, STORED
 
 TARGETS = ("hf", "genai", "transformersjs", "gguf", "onnx")
 EXAMPLES = """examples:
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     default = ["f32", "f16", "q8_0", "q4_0"]
     parser.add_argument(
         "--quant",
-        type=listed(parse_scheme),
+        type=listed(lambda text: STORED if text.strip() == STORED else parse_scheme(text)),
         default=default,
         metavar="Q,Q,..",
         help=f"of {','.join((*BODY_QUANTS, STORED))} (default: {','.join(default)}); stored keeps SOURCE's own formats, "
@@ -71,15 +71,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of random weights (default: 0)")
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier export in DIR")
-
-
-def parse_scheme(text: str) -> str:
-    """How a file stores its weights, by its canonical name.
-
-    Raises:
-        UsageError: no format that weights can be converted to.
-    """
-    return STORED if text == STORED else scheme_named(text.strip(), to_make=True).name
 
 
 def run(options: argparse.Namespace, progress: Progress) -> Outcome:
