@@ -102,7 +102,11 @@ def test_profiles_come_from_a_configuration_file_too(tmp_path: Path, capsys: pyt
         ([*TWO, "--across", "median"], 2, "invalid choice: 'median'"),
         ([*TWO, "--max-ms-per-token", "0.001"], 3, "ms per token on "),
         ([*TWO, "--params", "100k", "--vocab", "32000"], 3, "its embedding alone takes"),
-        ([*TWO, "--params", "900M", "--across", "each", "--pick", "no_slower_than_baseline"], 3, " on pixel-9: every shape"),
+        (
+            [*TWO, "--params", "900M", "--baseline", "monad", "--across", "each", "--pick", "no_slower_than_baseline"],
+            3,
+            " on pixel-9: every shape",
+        ),
     ],
 )
 def test_refusals_name_device_and_way_out(
