@@ -8,12 +8,13 @@ twice as fast there). Both are expressed in seconds, times the geometric mean of
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deepthin.engine.errors import InfeasibleError, UsageError
+from deepthin.engine.errors import InfeasibleError, UnsupportedError, UsageError
 from deepthin.engine.shape import Shape
 from deepthin.search.cost import MEASURED, PREDICTED, Cost, CostOf, DeviceTime, Timing
 from deepthin.search.objectives import Limits, Scored, unmet
@@ -121,10 +122,10 @@ def compromise(
     costs: dict[str, Any] = {}
     rows: dict[str, Any] = {}
     for device in devices:
-        scored = {
-            key: Scored(step, one, quality.predict(one.shape, one.quant), device.cost(one.shape, one.quant))
-            for step, (key, one) in enumerate(sorted(every.items()))
-        }
+        scored = {}
+        for step, (key, one) in enumerate(sorted(every.items())):
+            with contextlib.suppress(UnsupportedError):  # another device's runtime may know more formats
+                scored[key] = Scored(step, one, quality.predict(one.shape, one.quant), device.cost(one.shape, one.quant))
         usable = [one for one in scored.values() if limits.met(one)]
         if not usable:
             raise InfeasibleError(f"{device.name}: {unmet(limits, list(scored.values()))}")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from deepthin.engine.accounting import bytes_read_per_token
-from deepthin.engine.errors import FormatError, InfeasibleError, UsageError
+from deepthin.engine.errors import FormatError, InfeasibleError, UnsupportedError, UsageError
 from deepthin.engine.known_shapes import known_shape
 from deepthin.engine.shape import Shape
 from deepthin.search.config import SearchConfig
@@ -152,6 +152,20 @@ def test_each_device_has_an_own_best_and_the_compromise_is_held_against_it(
             assert lost["time"] >= 0
     depths = {name: Shape.parse(picks["fastest_tied"]["shape"]).num_layers for name, picks in document["own"].items()}
     assert depths["layered"] <= depths["narrow"]  # what a layer costs there decides
+
+
+def test_shapes_that_only_one_device_runs_are_no_other_ones_choice(found: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    def no_halves(shape: Shape, quant: str) -> Cost:
+        if quant == "f16":
+            raise UnsupportedError("this runtime has no f16")
+        return NARROW.cost(shape, quant)
+
+    joint = found[0]
+    extra = Candidate(DEEP.replace(intermediate_size=8192), "f16")  # better than all others, were it runnable
+    devices = [LAYERED, replace(NARROW, cost=no_halves)]
+    document = compromise(devices, "worst", joint, [extra], CONFIG.quality, CONFIG.limits, ("smollm2-135m", REFERENCE))
+    assert document["own"]["layered"]["best_quality"]["quant"] == "f16"
+    assert document["own"]["narrow"]["best_quality"]["quant"] != "f16"
 
 
 def test_a_device_on_which_nothing_meets_the_limits_is_named(found: tuple[dict[str, Any], dict[str, Any]]) -> None:
