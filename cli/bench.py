@@ -13,10 +13,9 @@ from deepthin.cli.outcome import Outcome
 from deepthin.cli.progress import Progress
 from deepthin.cli.ranges import parse_pairs, parse_ranges
 from deepthin.cli.sizes import bytes_text, seconds_text
-from deepthin.cli.source import open_source, require_runnable
+from deepthin.cli.source import QUANT_HELP, open_source, parse_scheme, require_runnable
 from deepthin.cli.table import markdown, table
 from deepthin.engine.errors import UnsupportedError, UsageError
-from deepthin.engine.formats import BODY_QUANTS
 from deepthin.engine.kv_cache import CACHE_FORMATS
 
 if TYPE_CHECKING:
@@ -44,7 +43,12 @@ measured again or flagged. The share is weight bytes per token x tok/s over the 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this command."""
     add_source(parser)
-    parser.add_argument("--quant", choices=BODY_QUANTS, help="convert the weights first (default: as stored, else q4_0)")
+    parser.add_argument(
+        "--quant",
+        type=argument(parse_scheme),
+        metavar="Q",
+        help=f"convert the weights first: {QUANT_HELP} (default: as stored, else q4_0)",
+    )
     parser.add_argument(
         "--kv", choices=list(CACHE_FORMATS), default="f16", help="how the engine caches keys and values (default: %(default)s)"
     )

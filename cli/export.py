@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from deepthin.cli.arguments import add_source, argument, one_of, parse_path, require_out, whole
+from deepthin.cli.arguments import add_source, argument, listed, one_of, parse_path, require_out, whole
 from deepthin.cli.outcome import Outcome
 from deepthin.cli.progress import Progress
 from deepthin.cli.sizes import bytes_text, count_text
-from deepthin.cli.source import open_source
+from deepthin.cli.source import open_source, parse_scheme
 from deepthin.cli.table import table
 from deepthin.engine.formats import BODY_QUANTS, STORED
 
@@ -43,10 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     default = ["f32", "f16", "q8_0", "q4_0"]
     parser.add_argument(
         "--quant",
-        type=one_of(*BODY_QUANTS, STORED),
+        type=listed(lambda text: STORED if text.strip() == STORED else parse_scheme(text)),
         default=default,
         metavar="Q,Q,..",
-        help=f"of {','.join((*BODY_QUANTS, STORED))} (default: {','.join(default)}); stored keeps SOURCE's own formats; "
+        help=f"of {','.join((*BODY_QUANTS, STORED))} (default: {','.join(default)}); stored keeps SOURCE's own formats, "
+        "q4_0-head_f16 gives embedding and head another one; "
         "ONNX files are written for f32, q8_0, q4_0, q4_1 and stored",
     )
     parser.add_argument(

@@ -12,9 +12,8 @@ from deepthin.cli.arguments import MAX_CONTEXT, add_source, argument, context, p
 from deepthin.cli.outcome import Outcome
 from deepthin.cli.output import write_error, write_out
 from deepthin.cli.progress import Progress
-from deepthin.cli.source import open_source, require_runnable
+from deepthin.cli.source import QUANT_HELP, open_source, parse_scheme, require_runnable
 from deepthin.engine.errors import UsageError
-from deepthin.engine.formats import BODY_QUANTS
 from deepthin.engine.kv_cache import CACHE_FORMATS
 
 if TYPE_CHECKING:
@@ -62,7 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="threads for every token (default: as many as are fastest, measured once; fewer while another process is busy)",
     )
     parser.add_argument("--context", type=context(1), metavar="N", help="cached positions (default: just enough)")
-    parser.add_argument("--quant", choices=BODY_QUANTS, help="convert the weights first (default: as stored, else q4_0)")
+    parser.add_argument(
+        "--quant",
+        type=argument(parse_scheme),
+        metavar="Q",
+        help=f"convert the weights first: {QUANT_HELP} (default: as stored, else q4_0)",
+    )
     parser.add_argument(
         "--kv", choices=list(CACHE_FORMATS), default="f16", help="how keys and values are cached (default: %(default)s)"
     )

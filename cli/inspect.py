@@ -10,7 +10,7 @@ from deepthin.cli.outcome import Outcome
 from deepthin.cli.predictions import SHOWN_QUANTS, open_profile, predictions, predictions_text
 from deepthin.cli.progress import Progress
 from deepthin.cli.sizes import bytes_text, count_text, parse_bandwidth, parse_count, parse_counts, seconds_text
-from deepthin.cli.source import Source, open_source
+from deepthin.cli.source import QUANT_HELP, Source, open_source, parse_scheme
 from deepthin.cli.table import table
 from deepthin.engine.accounting import (
     EXAMPLE_VOCABULARIES,
@@ -29,7 +29,7 @@ from deepthin.engine.accounting import (
     vocabulary_table,
 )
 from deepthin.engine.errors import UsageError
-from deepthin.engine.formats import BODY_QUANTS, format_named, head_format
+from deepthin.engine.formats import BODY_QUANTS, scheme_named
 from deepthin.engine.shape import Shape
 from deepthin.engine.targets import target_verdicts
 from deepthin.engine.tensors import tensor_specs
@@ -52,7 +52,12 @@ LADDER = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)  # depths of the iso-parameter cu
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this command."""
     add_source(parser)
-    parser.add_argument("--quant", choices=BODY_QUANTS, help="format of the matrices (default: as stored, else q4_0)")
+    parser.add_argument(
+        "--quant",
+        type=argument(parse_scheme),
+        metavar="Q",
+        help=f"format of the weights: {QUANT_HELP} (default: as stored, else q4_0)",
+    )
     parser.add_argument("--context", type=context(0), default=1024, metavar="N", help="cached tokens (default: %(default)s)")
     group = parser.add_argument_group("curves")
     group.add_argument("--layers", type=listed(whole(1, 4096)), metavar="L,L,..", help="depths of the iso-parameter curve")
@@ -173,7 +178,7 @@ def _curve(shape: Shape, quant: str, options: argparse.Namespace) -> list[dict[s
     """Other depths with the same block matrices and the same vocabulary, heads taken in proportion to the width."""
     depths = options.layers or sorted({max(1, round(shape.num_layers * step)) for step in LADDER})
     body_params = count_params(shape).block_matrices
-    body = format_named("q4_0" if quant == "as stored" else quant)
+    scheme = scheme_named("q4_0" if quant == "as stored" else quant)
     kv_per_width = 4 * shape.layer_sharing * shape.kv_size / shape.hidden_size
     points = []
     for point in iso_parameter_curve(body_params, BlockRecipe.of(shape), depths):
@@ -188,8 +193,8 @@ def _curve(shape: Shape, quant: str, options: argparse.Namespace) -> list[dict[s
             "kv_bytes_per_token": kv,
         }
         if options.bandwidth is not None:
-            bits = point.params * shape.layer_sharing * body.bits_per_weight
-            bits += shape.vocab_size * width * head_format(body).bits_per_weight
+            bits = point.params * shape.layer_sharing * scheme.body.bits_per_weight
+            bits += shape.vocab_size * width * scheme.head.bits_per_weight
             read = bits / 8 + kv * options.context
             row |= _terms(analytic_latency(read, options.bandwidth, layers * shape.layer_sharing, options.layer_us * 1e-6))
         points.append(row)

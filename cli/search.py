@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,6 @@ from deepthin.cli.arguments import (
     MAX_CONTEXT,
     argument,
     context,
-    listed,
     one_of,
     parse_path,
     parse_threads,
@@ -22,10 +20,20 @@ from deepthin.cli.arguments import (
 )
 from deepthin.cli.export import manifest_text
 from deepthin.cli.fleet import add_storage, device_tag, open_queue, study_name
+from deepthin.cli.front_text import devices_text, front_text, summary
 from deepthin.cli.outcome import Outcome
 from deepthin.cli.progress import Progress
-from deepthin.cli.sizes import bytes_text, count_text, parse_bytes, parse_count, parse_counts
-from deepthin.cli.table import table
+from deepthin.cli.search_axes import add_axes, axes
+from deepthin.cli.search_devices import (
+    ACROSS,
+    CollectProfiles,
+    device_folder,
+    predicted_cost,
+    profile_names,
+    search_devices,
+    write_whole,
+)
+from deepthin.cli.sizes import parse_bytes, parse_count, parse_counts
 from deepthin.cli.verify import verdict_text
 from deepthin.engine.errors import InfeasibleError, UsageError
 from deepthin.engine.formats import BODY_QUANTS
@@ -37,24 +45,25 @@ if TYPE_CHECKING:
 
 RUNTIME_NAMES = ("deepthin", "llama.cpp", "onnxruntime")
 TARGETS = ("hf", "onnx", "gguf", "gguf-k-quants", "transformersjs")  # as in search/targets.py, which loads more
-PRICED = ("gguf-k-quants",)
+PRICED = ("gguf", "gguf-k-quants", "onnx")
 SAMPLERS = ("exhaustive", "guided", "tpe", "nsga2", "random")
-QK_NORM_CHOICES = {"no": (False,), "yes": (True,), "either": (False, True)}
 PICKS = ("best_quality", "fastest_tied", "knee", "smallest_kv", "no_slower_than_baseline")
 LARGE_RESIDUAL = 0.1  # sums of parts this far from the whole model can reorder a front
-EXPORT_FOLDER = "export"
+EXPORT_FOLDER, SUMMARY = "export", "summary.md"
 EXAMPLES = """examples:
   deepthin search                                   30M parameters, on this machine, into ./run
   deepthin search --params 150M --vocab 49152 --out run150
   deepthin search --bytes 90MB --quant q4_0,q8_0 --max-kv-mb 20 --context 2048
   deepthin search --params 150M --profile pixel-9   for a device that is not here; times are predicted
+  deepthin search --params 150M --profile pixel-9 --profile laptop.json --across worst
+  deepthin search --bytes 60MB --head-quant q4_0,q8_0 --query-ratio 0.5,1 --layers 8-40
   deepthin search --config run.toml --json
   deepthin search --storage postgresql://me@db/deepthin --device pi5    timed by deepthin search worker on other machines
 
 The budget counts the embedding and is never exceeded. Every shape that is proposed is timed here, about a second each, up to
 three while other programs use the machine; their work spoils the times, and is flagged. DIR holds everything: config.json,
-journal, measurements, front.json and export/. The same command again resumes or repeats a run without measuring anything
-twice; a new DIR measures anew, unless --store names the timings of an earlier run.
+journal, measurements, front.json, summary.md and export/. The same command again resumes or repeats a run without measuring
+anything twice; a new DIR measures anew, unless --store names the timings of an earlier run.
 """
 
 
@@ -83,10 +92,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--price-targets",
         type=one_of(*PRICED),
         metavar="T,T,..",
-        help=f"count against --bytes as they would be stored, fallbacks included, of {','.join(PRICED)}",
+        help=f"count against --bytes as they would be stored, of {','.join(PRICED)}: fallbacks, written-out blocks, scales",
     )
-    group.add_argument("--share", type=listed(whole(1, 16)), metavar="N,N,..", help="runs of each block (default: 1)")
-    group.add_argument("--qk-norm", choices=tuple(QK_NORM_CHOICES), help="normalise queries and keys (default: no)")
+    add_axes(group)
     group = parser.add_argument_group("limits that steer the search and filter the front")
     group.add_argument("--max-ms-per-token", type=real(1e-6, 1e9), metavar="MS", help="decode time at --context tokens")
     group.add_argument(
@@ -127,7 +135,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--store", type=argument(parse_path), metavar="FILE", help="timings to reuse and add to (default: DIR/timings.jsonl)"
     )
     group.add_argument(
-        "--profile", metavar="P", help="predict times from a profile (a name, a device or a file) instead of measuring here"
+        "--profile",
+        action=CollectProfiles,
+        metavar="P",
+        help="predict times from a profile (a name, a device or a file) instead of measuring here; several: see --across",
+    )
+    group.add_argument(
+        "--across",
+        choices=ACROSS,
+        help="of several profiles: one shape for the device it suits worst (default), on average, or a shape for each",
     )
     group.add_argument(
         "--runtime", choices=RUNTIME_NAMES, help="of that profile's runtimes, the one to predict (default: its first)"
@@ -155,39 +171,77 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
     from deepthin.search.folder import CONFIG, LOCK
 
     require_out(options.out, CONFIG, "run folder", ignored=(LOCK, f"{CONFIG}.tmp"))
+    profiles = profile_names(options.profile)
+    options.profile = profiles[0] if profiles else None
     if options.profile is None and options.runtime is not None:
         raise UsageError("--runtime says which of a profile's runtimes to predict; give --profile too")
+    if options.across is not None and len(profiles) < 2:
+        raise UsageError("--across says how several devices share a search; give --profile once for each of them")
+    if options.max_ttft_ms is not None and not profiles:
+        from deepthin.search.objectives import NO_PROMPTS
+
+        raise UsageError(NO_PROMPTS)
     from deepthin.export.feasibility import TARGETS as EXPORT_TARGETS
     from deepthin.export.feasibility import refusals
 
-    config, document, residuals, fresh = _how(options)(options, progress)
+    how = _how(options)
+    devices: dict[str, Any] | None = None
+    residuals: list[dict[str, Any]] = []
+    fresh = 0
+    if len(profiles) > 1:
+        config, document, devices = search_devices(options, profiles, progress, _config)
+    else:
+        config, document, residuals, fresh = how(options, progress)
+    write_whole(options.out / SUMMARY, summary(document, devices))
     body: dict[str, Any] = {**document, "run": str(options.out), "measured_now": fresh, "residuals": residuals}
-    text = [front_text(document), *map(_residual_text, residuals)]
+    body["devices"] = devices
+    text = [
+        front_text(document),
+        *([] if devices is None else ["", devices_text(devices), ""]),
+        *map(_residual_text, residuals),
+    ]
     done = f"times predicted from {config.profile}" if config.profile else f"{fresh} shapes timed now"
     done = f"{fresh} shapes timed now by device {options.device}" if options.device else done
-    text += [f"{done}, front in {options.out / 'front.json'}"]
+    text += [f"{done}, front in {options.out / 'front.json'}, for people in {options.out / SUMMARY}"]
     exit_code = 0
     body |= {"export": None, "verification": None}
     pick = options.pick or document["recommended"]
-    if pick not in document["picks"]:
-        raise InfeasibleError(
-            f"--pick {pick}: every shape found is slower per text than the public shape it is compared with; "
-            f"choose another pick, or a smaller --params"
-        )
-    chosen = document["picks"][pick]
-    refused = refusals(EXPORT_TARGETS, Shape.parse(chosen["shape"]))
-    if len(refused) == len(EXPORT_TARGETS):
-        reasons = "; ".join(f"{target}: {why}" for target, why in refused.items())
-        text += ["", f"{pick} is not exported, since no kind of file can hold it ({reasons})"]
-    elif not options.no_export:
-        folder = options.out / EXPORT_FOLDER
-        body["export"] = manifest = _export(chosen, folder, options.seed, progress)
-        from deepthin.export.verify import verify_bundle
+    for folder, chosen in _chosen(options.out, pick, document, devices).items():
+        refused = refusals(EXPORT_TARGETS, Shape.parse(chosen["shape"]))
+        if len(refused) == len(EXPORT_TARGETS):
+            reasons = "; ".join(f"{target}: {why}" for target, why in refused.items())
+            text += ["", f"{pick} is not exported, since no kind of file can hold it ({reasons})"]
+        elif not options.no_export:
+            manifest = _export(chosen, folder, options.seed, progress)
+            from deepthin.export.verify import verify_bundle
 
-        body["verification"] = verdict = verify_bundle(folder, progress=progress)
-        exit_code = 0 if verdict["verdict"] == "pass" else 4
-        text += ["", f"exported {pick}:", manifest_text(manifest, folder), "", verdict_text(verdict)]
+            verdict = verify_bundle(folder, progress=progress)
+            exit_code = exit_code if verdict["verdict"] == "pass" else 4
+            text += ["", f"exported {pick}:", manifest_text(manifest, folder), "", verdict_text(verdict)]
+            body |= {"export": manifest, "verification": verdict} if body["export"] is None else {}
+            body["exports"] = {**body.get("exports", {}), str(folder): verdict["verdict"]}
     return Outcome("search", body, "\n".join(text), exit_code)
+
+
+def _chosen(out: Path, pick: str, document: Mapping[str, Any], devices: Mapping[str, Any] | None) -> dict[Path, Any]:
+    """What to export, by folder: the pick, or each device's own where each has one; the same shape only once.
+
+    Raises:
+        InfeasibleError: there is no such pick; the message says why.
+    """
+    asked = {out: (document["picks"], document["picks_missing"], "")}
+    if devices is not None and devices["across"] == "each":
+        asked = {
+            device_folder(out, name): (picks, devices["own_missing"][name], f" on {name}")
+            for name, picks in devices["own"].items()
+        }
+    found: dict[Path, Any] = {}
+    for folder, (picks, absent, where) in asked.items():
+        if pick not in picks:
+            raise InfeasibleError(f"--pick {pick}{where}: {absent[pick]}, and --pick another choice")
+        if not any((one["shape"], one["quant"]) == (picks[pick]["shape"], picks[pick]["quant"]) for one in found.values()):
+            found[folder / EXPORT_FOLDER] = picks[pick]
+    return found
 
 
 _Found = tuple["SearchConfig", dict[str, Any], list[dict[str, Any]], int]
@@ -214,8 +268,11 @@ def _how(options: argparse.Namespace) -> Callable[[argparse.Namespace, Progress]
 
 def _timed(options: argparse.Namespace, progress: Progress) -> _Found:
     """Settings, front, residuals and shapes timed now of a search that measures on this machine."""
+    from deepthin.search.least_cache import require_cache
+
     config = _config(options)
     config.space.require_feasible()  # before anything slow
+    require_cache(config.limits, config.space)
     progress("loading kernels (compiled once per machine)")
     from deepthin.engine.cores import default_threads
     from deepthin.profiles.block_costs import BlockCosts
@@ -278,7 +335,6 @@ def _predicted(options: argparse.Namespace, progress: Progress) -> _Found:
     from deepthin.cli.predictions import open_profile
     from deepthin.profiles.predicted_costs import PredictedCosts
     from deepthin.search.config import DEFAULT_CONTEXT
-    from deepthin.search.cost import Cost, Timing
     from deepthin.search.run import run_search
 
     if options.store is not None:
@@ -287,16 +343,7 @@ def _predicted(options: argparse.Namespace, progress: Progress) -> _Found:
     costs = PredictedCosts(open_profile(options.profile), cached, runtime=options.runtime, threads=options.threads)
     config = _config(options, costs.identity)
     config.space.require_feasible()
-    prompt = max(1, cached)
-
-    def cost(shape: Shape, quant: str) -> Cost:
-        first = costs.first_token(shape, quant, prompt)
-        return replace(
-            Cost.of(costs.measure(shape, quant)),
-            first_token=None if first is None else Timing.of(first),
-            prompt=0 if first is None else prompt,
-        )
-
+    cost = predicted_cost(costs, max(1, cached))
     return config, run_search(config, measure=cost, out=options.out, progress=progress), [], 0
 
 
@@ -315,8 +362,7 @@ def _config(options: argparse.Namespace, profile: str = "", machine: str = "") -
         "quants": options.quant and tuple(options.quant),
         "targets": options.targets and tuple(name for name in options.targets if name != "none"),
         "price_targets": options.price_targets and tuple(options.price_targets),
-        "sharings": options.share and tuple(options.share),
-        "qk_norms": options.qk_norm and QK_NORM_CHOICES[options.qk_norm],
+        **axes(options),
         "trials": options.trials,
         "plateau": options.plateau,
         "sampler": options.sampler,
@@ -368,48 +414,4 @@ def _residual_text(row: Mapping[str, Any]) -> str:
     return (
         f"Parts against the whole of {row['shape']} {row['quant']}: sum of parts {gap['median']:+.1%} "
         f"({gap['ci_low']:+.1%} to {gap['ci_high']:+.1%}) off{noisy}{large}."
-    )
-
-
-def front_text(document: Mapping[str, Any]) -> str:
-    """The front, its picks beside public shapes, and the notes that qualify them."""
-    from deepthin.search.front import HEADERS, comparison_rows, front_rows
-
-    budget, on = document["budget"], document["measured_on"]
-    limits = [f"{count_text(budget['params'])} parameters"] if budget["params"] else []
-    limits += [bytes_text(budget["bytes"])] if budget["bytes"] else []
-    limits += [f"{bytes_text(budget['ram'])} of memory"] if budget["ram"] else []
-    verb = "measured" if document["time_basis"] == "measured" else "predicted"
-    tried = f"{document['trials']} shapes tried, {document['measurements']} {verb}"
-    profile = document["config"].get("profile")
-    where = f"times predicted for {profile}" if profile else f"timed on {on['machine']}, {on['threads']} threads"
-    lines = [
-        f"budget {' and '.join(limits)}, embedding included; {tried}",
-        f"{where}, {on['context']} cached tokens",
-        "",
-        table(HEADERS, front_rows(document)),
-    ]
-    known = comparison_rows(document)
-    if known:
-        lines += ["", "public shapes of the nearest size, in the same format on the same machine", table(HEADERS, known)]
-    lines += [""]
-    for name, pick in document["picks"].items():
-        mark = " (recommended)" if name == document["recommended"] else ""
-        ties = f"; tied with {len(pick['tied_with'])} more in loss and time" if pick["tied_with"] else ""
-        lines.append(f"{name}{mark}: {pick['reason']}{ties}")
-        lines.append(f"  {pick['shape']} {pick['quant']}{_against(pick['compared_with'])}")
-    lines += ["", *document["notes"]]
-    return "\n".join(lines)
-
-
-def _against(other: Mapping[str, Any] | None) -> str:
-    if not other:
-        return ""
-    if "why_not" in other:
-        return f"\n  not compared with {other['name']}: {other['why_not']}"
-    time, size = other["time_ratio"], other["params_ratio"]
-    gap = other["loss_difference"]
-    return (
-        f"\n  against {other['name']}: {size:.2f} x its parameters, {time:.2f} x its time per text, "
-        f"predicted loss {gap['low']:+.3f} to {gap['high']:+.3f} nats apart"
     )

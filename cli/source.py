@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deepthin.engine.errors import FormatError, ShapeError, UnsupportedError, UsageError
+from deepthin.engine.formats import BODY_QUANTS, scheme_named
 from deepthin.engine.known_shapes import KnownShape, known_shapes
 from deepthin.engine.shape import Shape
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from deepthin.engine.model import Model
 
 MAX_JSON_BYTES = 4 << 20
+QUANT_HELP = f"{','.join(BODY_QUANTS)}, or with another for embedding and head (q4_0-head_f16)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,3 +122,12 @@ def _shape_in(path: Path) -> Shape:
     except ShapeError as error:
         raise FormatError(f"{path}: {error}") from error
     raise FormatError(f"{path}: holds no shape; needed are its fields or its text form, at the top or under 'shape'")
+
+
+def parse_scheme(text: str) -> str:
+    """How weights are to be stored: the canonical name of a format, or of one with another for embedding and head.
+
+    Raises:
+        UsageError: no format that weights can be converted to.
+    """
+    return scheme_named(text.strip(), to_make=True).name

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from deepthin.engine.errors import UsageError
-from deepthin.engine.formats import F16, BlockFormat, format_named
+from deepthin.engine.formats import F16, BlockFormat, Scheme, scheme_of
 from deepthin.engine.shape import Shape
 from deepthin.engine.tensors import TensorSpec, stored_format, tensor_specs
 
@@ -141,22 +141,22 @@ def count_params(shape: Shape) -> Parts:
     return _by_role(shape, lambda spec: spec.num_elements)
 
 
-def count_bytes(shape: Shape, quant: str | BlockFormat) -> Parts:
-    """Bytes of the stored blocks when the body is ``quant``.
+def count_bytes(shape: Shape, quant: str | BlockFormat | Scheme) -> Parts:
+    """Bytes of the stored blocks of a model quantised to ``quant``.
 
-    Norms are f32, embedding and head follow ``formats.head_format``, and matrices whose rows the block does not divide
-    fall back to f16; file headers and alignment are not counted.
+    Norms are f32, embedding and head follow ``formats.head_format`` unless ``quant`` names their format, and matrices whose
+    rows the block does not divide fall back to f16; file headers and alignment are not counted.
 
     Raises:
         UsageError: no such format.
     """
-    body = quant if isinstance(quant, BlockFormat) else format_named(quant)
-    return _by_role(shape, lambda spec: _stored_bytes(spec, body))
+    scheme = scheme_of(quant)
+    return _by_role(shape, lambda spec: _stored_bytes(spec, scheme))
 
 
-def fallback_matrices(shape: Shape, quant: str | BlockFormat) -> list[str]:
+def fallback_matrices(shape: Shape, quant: str | BlockFormat | Scheme) -> list[str]:
     """Matrices (without block number) that cannot use ``quant`` because their rows are no multiple of its block."""
-    body = quant if isinstance(quant, BlockFormat) else format_named(quant)
+    body = scheme_of(quant).body
     specs = [spec for spec in tensor_specs(shape.replace(num_layers=1)) if spec.role in ("attention", "mlp")]
     return [spec.name.removeprefix("blk.0.") for spec in specs if stored_format(spec, body) is not body]
 
@@ -166,7 +166,7 @@ def kv_bytes_per_token(shape: Shape, element_bytes: int = F16.block_bytes) -> in
     return shape.num_executed_layers * 2 * shape.kv_size * element_bytes
 
 
-def bytes_read_per_token(shape: Shape, quant: str | BlockFormat, *, context: int = 0) -> int:
+def bytes_read_per_token(shape: Shape, quant: str | BlockFormat | Scheme, *, context: int = 0) -> int:
     """Bytes one decoded token must read: every executed block, the head, one embedding row, and the cached keys and values.
 
     A shared block counts once per run, since its weights leave the caches in between. ``context`` is in tokens.
@@ -313,9 +313,9 @@ def _by_role(shape: Shape, measure: Callable[[TensorSpec], int]) -> Parts:
     return Parts(**sums)
 
 
-def _stored_bytes(spec: TensorSpec, body: BlockFormat) -> int:
+def _stored_bytes(spec: TensorSpec, scheme: Scheme) -> int:
     rows = spec.dims[0] if len(spec.dims) == 2 else 1
-    return rows * stored_format(spec, body).row_bytes(spec.dims[-1])
+    return rows * stored_format(spec, scheme).row_bytes(spec.dims[-1])
 
 
 def _flag(name: str, text: str) -> dict[str, str]:

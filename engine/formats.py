@@ -101,7 +101,7 @@ FORMATS: dict[str, BlockFormat] = {
 }  # fmt: skip
 GGUF_TYPES: dict[int, BlockFormat] = {f.gguf_type: f for f in FORMATS.values()}
 
-# what ``--quant`` takes; head_format says what the embedding becomes
+# what ``--quant`` takes; head_format says what the embedding becomes unless it is chosen too
 BODY_QUANTS = tuple(name for name, fmt in FORMATS.items() if fmt.can_quantize)
 
 
@@ -135,8 +135,59 @@ def quant_named(name: str) -> BlockFormat:
     return fmt
 
 
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How a model is stored: the format of the blocks' matrices, and that of the embedding and the output head.
+
+    The name is the body's where the head follows it (:func:`head_format`), else both: ``q4_0-head_f16``.
+    """
+
+    body: BlockFormat
+    head: BlockFormat
+
+    @property
+    def name(self) -> str:
+        """Text form, as in JSON and in file names."""
+        return self.body.name if self.head is head_format(self.body) else f"{self.body.name}{_HEAD}{self.head.name}"
+
+    @property
+    def coarsest(self) -> BlockFormat:
+        """The one with fewer bits; the body where they have as many."""
+        return min((self.body, self.head), key=lambda fmt: fmt.bits_per_weight)
+
+
+_HEAD = "-head_"
+
+
+def scheme_named(name: str, *, to_make: bool = False) -> Scheme:
+    """The scheme called ``name``: a format, or a format with another one for embedding and head (``q4_0-head_f16``).
+
+    Args:
+        name: any case.
+        to_make: whether weights are to be converted, which leaves out formats that are only read.
+
+    Raises:
+        UsageError: no such format, or one that is only read.
+    """
+    find = quant_named if to_make else format_named
+    body_name, apart, head_name = name.lower().partition(_HEAD)
+    body = find(body_name)
+    return Scheme(body, find(head_name) if apart else head_format(body))
+
+
+def scheme_of(quant: str | BlockFormat | Scheme) -> Scheme:
+    """``quant`` as a scheme: by name, or a body whose head follows it.
+
+    Raises:
+        UsageError: no such format.
+    """
+    if isinstance(quant, Scheme):
+        return quant
+    return Scheme(quant, head_format(quant)) if isinstance(quant, BlockFormat) else scheme_named(quant)
+
+
 def head_format(body: BlockFormat) -> BlockFormat:
-    """Format of the embedding and output head when the body is ``body``: Q8_0 for 4 to 6 bits, else the same.
+    """Format of embedding and output head where none is chosen: Q8_0 beside a body of 4 to 6 bits, else the body's.
 
     llama.cpp keeps the tied table of a "Q4_0" file in Q6_K, or Q8_0 where rows are no multiple of 256; we always
     take Q8_0, the finer of the two.

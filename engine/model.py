@@ -11,7 +11,7 @@ import numpy as np
 
 from deepthin.engine.arrays import F32, I64, U8
 from deepthin.engine.errors import FormatError
-from deepthin.engine.formats import BlockFormat, format_named
+from deepthin.engine.formats import BlockFormat, scheme_named
 from deepthin.engine.mapped import let_go
 from deepthin.engine.quants import convert, dequantize, quantize
 from deepthin.engine.shape import Shape
@@ -148,13 +148,16 @@ class Model:
         return Model(shape, tensors, self.tokenizer, self.name, self.source, self.metadata)
 
     def quantized(self, quant: str) -> Model:
-        """The same model with matrices stored as ``quant`` and the embedding and head as ``head_format(quant)``.
+        """The same model stored as ``quant`` says, a name that :func:`~deepthin.engine.formats.scheme_named` understands.
 
         Tensors already in the wanted format are kept as they are, so no bits change twice.
+
+        Raises:
+            UsageError: no such format.
         """
-        body = format_named(quant)
-        tensors = {spec.name: self.tensors[spec.name].converted(stored_format(spec, body)) for spec in tensor_specs(self.shape)}
-        return Model(self.shape, tensors, self.tokenizer, self.name, self.source, self.metadata)
+        scheme = scheme_named(quant)
+        made = {spec.name: self.tensors[spec.name].converted(stored_format(spec, scheme)) for spec in tensor_specs(self.shape)}
+        return Model(self.shape, made, self.tokenizer, self.name, self.source, self.metadata)
 
 
 def random_model(shape: Shape, *, seed: int = 0, quant: str = "f32") -> Model:
@@ -164,7 +167,7 @@ def random_model(shape: Shape, *, seed: int = 0, quant: str = "f32") -> Model:
     ``ffn_down``) are scaled by 1/sqrt(2L) (GPT-2, Radford et al. 2019, section 2.3). Each tensor has its own
     stream, so the same seed gives the same tensor whatever the others are.
     """
-    body = format_named(quant)
+    scheme = scheme_named(quant)
     tensors = {}
     for index, spec in enumerate(tensor_specs(shape)):
         if spec.role in ("norm", "bias"):
@@ -175,7 +178,7 @@ def random_model(shape: Shape, *, seed: int = 0, quant: str = "f32") -> Model:
                 sigma /= math.sqrt(2 * shape.num_executed_layers)
             generator = np.random.Generator(np.random.PCG64([seed, index]))
             values = generator.standard_normal(spec.dims, np.float32) * np.float32(sigma)
-        tensors[spec.name] = Tensor.from_values(values, stored_format(spec, body))
+        tensors[spec.name] = Tensor.from_values(values, stored_format(spec, scheme))
     return Model(shape, tensors, name=f"random-{shape.text}-seed{seed}", source=f"random(seed={seed})")
 
 

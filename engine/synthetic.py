@@ -16,7 +16,7 @@ import numpy as np
 from deepthin.engine.arrays import F32, F64, U8
 from deepthin.engine.decoder import Runner, token_times
 from deepthin.engine.errors import UsageError
-from deepthin.engine.formats import BlockFormat, format_named, head_format
+from deepthin.engine.formats import BlockFormat, scheme_named
 from deepthin.engine.kernels import decode as k
 from deepthin.engine.pack import align, packed_sizes
 from deepthin.engine.plan import aligned_bytes, plan_synthetic
@@ -48,7 +48,7 @@ class SyntheticDecoder:
 
     Args:
         shape: widths, heads and vocabulary; its ``num_layers`` does not matter here.
-        quant: body format; the embedding and head follow ``formats.head_format``.
+        quant: how it is stored, as ``formats.scheme_named`` understands it.
         threads: threads to use, the calling one included.
         context: positions the cache holds; filled with values, so that attention at any position reads real memory.
         num_blocks: blocks run per step. Their bytes and the head's make up the working set.
@@ -64,8 +64,8 @@ class SyntheticDecoder:
         """Lay the plan over the shared arena and start the threads; packs nothing."""
         if num_blocks < 1:
             raise UsageError(f"num_blocks is {num_blocks}, but at least 1 block must run")
-        body = format_named(quant)
-        head = head_format(body)
+        scheme = scheme_named(quant)
+        body, head = scheme.body, scheme.head
         data, scales = _needed(shape, body, head, num_blocks)
         arena, scales_at = _Arena.of(data, scales)
         plan = plan_synthetic(shape, body, head, num_blocks, arena, scales_at, lanes=W)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from deepthin.engine.arrays import I64
-from deepthin.engine.formats import F16, F32, BlockFormat, head_format
+from deepthin.engine.formats import F16, F32, BlockFormat, Scheme, scheme_of
 from deepthin.engine.shape import Shape
 
 
@@ -96,14 +96,15 @@ def _block_specs(shape: Shape, layer: int) -> list[TensorSpec]:
     ]
 
 
-def stored_format(spec: TensorSpec, body: BlockFormat) -> BlockFormat:
-    """Format of ``spec`` in a file quantised to ``body``: norms and biases f32, embedding and head by ``head_format``.
+def stored_format(spec: TensorSpec, quant: BlockFormat | Scheme) -> BlockFormat:
+    """Format of ``spec`` in a file quantised to ``quant``: norms and biases f32, a body alone has its ``head_format``.
 
     A matrix whose rows the block does not divide falls back to f16, as llama.cpp's quantiser does.
     """
     if spec.role in ("norm", "bias"):
         return F32
-    fmt = head_format(body) if spec.role in ("embedding", "head") else body
+    scheme = scheme_of(quant)
+    fmt = scheme.head if spec.role in ("embedding", "head") else scheme.body
     return fmt if spec.dims[-1] % fmt.block_elements == 0 else F16
 
 

@@ -25,7 +25,7 @@ from typing import Any
 from deepthin._version import VERSION
 from deepthin.engine.accounting import count_params
 from deepthin.engine.errors import DeepthinError, FormatError, UsageError
-from deepthin.engine.formats import STORED, quant_named
+from deepthin.engine.formats import STORED, scheme_named
 from deepthin.engine.model import Model
 from deepthin.engine.shape import Shape
 from deepthin.engine.targets import target_verdicts
@@ -62,8 +62,9 @@ def export_bundle(
         model: any stored formats.
         out: absent, empty, or (with ``overwrite``) an older bundle without foreign files.
         targets: of hf, genai, transformersjs and gguf; onnx is short for the two in the middle.
-        quants: of the GGUF files; ONNX gets those that it has operators for (f32, q8_0, q4_0, q4_1). ``stored``
-            keeps every tensor as the model stores it, a K-quant mixture included.
+        quants: of the GGUF files, by format or with another one for embedding and head (``q4_0-head_f16``); ONNX gets
+            those whose body it has operators for (f32, q8_0, q4_0, q4_1). ``stored`` keeps every tensor as the model
+            stores it, a K-quant mixture included.
         hf_dtype: f32, f16 or bf16.
         onnx_profile: which operators ONNX files use; a name out of :data:`deepthin.export.onnx_profiles.PROFILES`.
         accuracy_level: of 4 and 8 bit ONNX weights. At 0 onnxruntime dequantises in each product, which is slower than f32
@@ -89,7 +90,7 @@ def export_bundle(
     if refused and not feasible:
         require_targets(targets, model.shape)
     onnx = [target for target in feasible if target in ONNX_TARGETS]
-    no_operator = [quant for quant in quants if quant not in profile.quants] if onnx else []
+    no_operator = [quant for quant in quants if not profile.writes(quant)] if onnx else []
     nothing_fits = bool(onnx) and onnx == feasible and len(no_operator) == len(quants)
     if not feasible or not (quants or feasible == ["hf"]) or nothing_fits:
         raise UsageError(
@@ -131,7 +132,7 @@ def export_bundle(
 
 
 def _quant_name(quant: str) -> str:
-    return STORED if quant == STORED else quant_named(quant).name
+    return STORED if quant == STORED else scheme_named(quant, to_make=True).name
 
 
 def _onnx_record(profile: OnnxProfile, shape: Shape) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from deepthin.engine.accounting import count_bytes, count_params
-from deepthin.engine.formats import STORED, format_named
+from deepthin.engine.formats import STORED, format_named, scheme_named
 from deepthin.engine.model import Model
 from deepthin.export.genai_folder import genai_config
 from deepthin.export.gguf_writer import write_gguf
@@ -45,7 +45,7 @@ class BundleWriter:
         decoders = []
         for quant in quants:
             stored = model if quant == STORED else model.quantized(quant)
-            if quant in self.profile.quants and set(targets) & {"genai", "transformersjs"}:
+            if self.profile.writes(quant) and set(targets) & {"genai", "transformersjs"}:
                 decoders.append(self._onnx(stored, quant, targets))
             if "gguf" in targets:
                 self._gguf(stored, quant)
@@ -101,7 +101,7 @@ class BundleWriter:
         path, stored = self._made("gguf") / f"model-{quant}.gguf", stored.unrolled()
         self.progress(f"gguf/{path.name}")
         as_stored = quant == STORED
-        written = write_gguf(stored, path, file_format=None if as_stored else format_named(quant))
+        written = write_gguf(stored, path, file_format=None if as_stored else scheme_named(quant).body)
         _require_size(f"gguf/{path.name}", written, stored.num_bytes if as_stored else count_bytes(stored.shape, quant).total)
         self._add(path, "gguf", quant, written)
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from deepthin.engine.arrays import F32
-from deepthin.engine.errors import FormatError
-from deepthin.engine.formats import BODY_QUANTS, FORMATS, STORED
+from deepthin.engine.errors import FormatError, UsageError
+from deepthin.engine.formats import BODY_QUANTS, FORMATS, STORED, scheme_named
 from deepthin.engine.load import load_model
 from deepthin.engine.model import Model, TokenizerSpec
 from deepthin.engine.rope import rope_magnitude, rope_rates
@@ -125,15 +125,17 @@ def model_files(manifest: Manifest) -> list[ModelFile]:
     ]
     models = list(dict.fromkeys(folders)) + files
     for model in models:
-        if model.quant not in (*BODY_QUANTS, STORED):
+        try:
+            _ = model.quant == STORED or scheme_named(model.quant, to_make=True)
+        except UsageError:
             known = ", ".join((*BODY_QUANTS, STORED))
-            raise FormatError(f"manifest: {model.path} is said to hold {model.quant!r}; known are {known}")
+            raise FormatError(f"manifest: {model.path} is said to hold {model.quant!r}; known are {known}") from None
     return sorted(models, key=lambda model: (-_exactness(model.quant), model.quant))
 
 
 def _exactness(quant: str) -> float:
-    """Bits of a value; what is as its source stored it comes right after f32, since nothing has rounded it."""
-    return FORMATS["f32"].bits_per_weight - 1 if quant == STORED else FORMATS[quant].bits_per_weight
+    """Bits of the coarsest values; what is as its source stored it comes right after f32, since nothing has rounded it."""
+    return FORMATS["f32"].bits_per_weight - 1 if quant == STORED else scheme_named(quant).coarsest.bits_per_weight
 
 
 def read_contents(root: Path, file: ModelFile, shape: Shape) -> Contents:

@@ -24,7 +24,7 @@ from typing import Any
 from onnx import TensorProto, helper
 
 from deepthin._version import VERSION
-from deepthin.engine.formats import F32, format_named
+from deepthin.engine.formats import F32, scheme_named
 from deepthin.engine.model import Model
 from deepthin.engine.shape import Shape
 from deepthin.engine.targets import attention_rung
@@ -35,7 +35,7 @@ from deepthin.export.onnx_file import EXTERNAL_BYTES, write_onnx_file
 from deepthin.export.onnx_graph import CONTRIB, OnnxGraph
 from deepthin.export.onnx_profiles import profile_named
 from deepthin.export.onnx_standard import StandardGraph
-from deepthin.export.onnx_weights import can_be_gathered, weight_bytes
+from deepthin.export.onnx_weights import can_be_gathered, has_lows, weight_bytes
 
 
 def write_onnx(
@@ -85,8 +85,11 @@ def onnx_bytes(shape: Shape, quant: str) -> int:
     Raises:
         UsageError: no such format.
     """
-    body = format_named(quant)
-    return sum(weight_bytes(spec.num_elements, stored_format(spec, body)) for spec in tensor_specs(shape))
+    scheme, total = scheme_named(quant), 0
+    for spec in tensor_specs(shape):
+        fmt = stored_format(spec, scheme)
+        total += weight_bytes(spec.num_elements, F32 if spec.role == "embedding" and has_lows(fmt) else fmt)
+    return total
 
 
 def shares_buffer(shape: Shape) -> bool:

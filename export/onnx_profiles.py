@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from deepthin.engine.errors import UsageError
-from deepthin.engine.formats import STORED
+from deepthin.engine.formats import STORED, scheme_named
 from deepthin.engine.shape import Shape
 from deepthin.engine.targets import attention_rung
 
@@ -24,7 +24,7 @@ class OnnxProfile:
         ir_version: of the file.
         onnxruntime: the first version that runs it.
         contrib: whether operators of com.microsoft are used.
-        quants: formats it has operators for, besides f32.
+        quants: formats that bodies may have: those it has operators for, and f32.
     """
 
     name: str
@@ -33,6 +33,19 @@ class OnnxProfile:
     onnxruntime: str
     contrib: bool
     quants: tuple[str, ...]
+
+    def writes(self, quant: str) -> bool:
+        """Whether files are written for ``quant``; embedding and head may also be floats, which become f32.
+
+        Raises:
+            UsageError: no such format.
+        """
+        if quant == STORED:
+            return STORED in self.quants
+        scheme = scheme_named(quant)
+        return scheme.body.name in self.quants and (
+            self.contrib or not scheme.head.is_quantized or scheme.head.name in self.quants
+        )
 
     def of(self, shape: Shape) -> OnnxProfile:
         """The profile of a file of ``shape``: standard attention needs a newer opset."""

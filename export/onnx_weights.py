@@ -165,9 +165,14 @@ def weight_bytes(num_elements: int, fmt: BlockFormat) -> int:
     return num_elements * BITS[fmt.name] // 8 + num_elements // _BLOCKS.get(fmt.name, BLOCK) * 4 * floats_per_block
 
 
+def has_lows(fmt: BlockFormat) -> bool:
+    """Whether something is added to each value of a block, which rows that are looked up cannot have."""
+    return fmt in _WITH_LOWS
+
+
 def can_be_gathered(tensor: Tensor) -> bool:
     """Whether rows of ``tensor`` can be looked up as blocks: GatherBlockQuantized can add nothing to a block."""
-    return is_block_matrix(tensor) and tensor.format not in _WITH_LOWS
+    return is_block_matrix(tensor) and not has_lows(tensor.format)
 
 
 def is_block_matrix(tensor: Tensor) -> bool:

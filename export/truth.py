@@ -9,7 +9,7 @@ import numpy as np
 
 from deepthin.engine.arrays import F32, F64
 from deepthin.engine.formats import F32 as F32_FORMAT
-from deepthin.engine.formats import STORED, BlockFormat, format_named
+from deepthin.engine.formats import STORED, BlockFormat, scheme_named, scheme_of
 from deepthin.engine.model import Tensor
 from deepthin.engine.reference import Reference
 from deepthin.engine.shape import Shape
@@ -29,7 +29,7 @@ class Truth:
 
     def __init__(self, shape: Shape, base: Mapping[str, F32], base_quant: str, ids: Sequence[int]) -> None:
         self.shape, self._base, self._ids = shape, base, list(ids)
-        self._base_format = F32_FORMAT if base_quant == STORED else format_named(base_quant)
+        self._base_format = F32_FORMAT if base_quant == STORED else scheme_named(base_quant).coarsest
         self._key: tuple[str, str] | None = None
         self._weights: dict[str, F32] = {}
         self._logits: F64 | None = None
@@ -53,8 +53,10 @@ class Truth:
         base = self._base[spec.name]
         if file.quant == STORED and self._base_format is F32_FORMAT:
             return base
-        body = F32_FORMAT if file.quant == STORED else format_named(file.quant)
-        fmt = body if file.kind == "hf" else stored_format(spec, body)  # a Hugging Face folder stores norms as everything else
+        scheme = scheme_of(F32_FORMAT if file.quant == STORED else file.quant)
+        fmt = (
+            scheme.body if file.kind == "hf" else stored_format(spec, scheme)
+        )  # a Hugging Face folder stores norms as everything else
         if found is not None and found.shape == base.shape:
             if np.array_equal(found, base):
                 return base

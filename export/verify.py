@@ -18,7 +18,7 @@ import numpy as np
 
 from deepthin._version import VERSION
 from deepthin.engine.errors import DeepthinError, PeerError, PeerMissingError, UsageError
-from deepthin.engine.formats import STORED
+from deepthin.engine.formats import F32, STORED, scheme_named
 from deepthin.engine.shape import Shape
 from deepthin.export.contents import (
     Contents,
@@ -41,6 +41,7 @@ from deepthin.export.weight_parity import first_weight_difference
 NUM_TOKENS = 32
 _SEED = 20
 _DEADLINE_S = 300.0
+_ONNX_BODIES = ("f32", "q8_0", "q4_0", "q4_1")
 _ONNX_ROUNDING = {
     "q4_1": 1e-6,
     STORED: 1e-6,
@@ -160,7 +161,7 @@ def _check_models(
             if has_text:
                 found.facts += compare_tokenizers(found.base, tokenizer, contents)
         say(f"comparing the weights of {file.path}")
-        rounding = _ONNX_ROUNDING.get(file.quant, 0.0) if file.kind == "onnx" else 0.0
+        rounding = _onnx_rounding(file.quant) if file.kind == "onnx" else 0.0
         wanted = truth.weights(file, weights)
         found.weights[file.path] = first_weight_difference(truth.shape, wanted, weights, rounding=rounding)
         weights.clear()
@@ -192,7 +193,9 @@ def _run(
             continue
         say(f"{file.path} in {state.name}")
         rounds = "_int8" if contents.rounds_activations() else ""
-        budget = budget_named(f"{'onnxruntime' if file.kind == 'onnx' else runtime.key}{rounds}.{file.quant}")
+        budget = budget_named(
+            f"{'onnxruntime' if file.kind == 'onnx' else runtime.key}{rounds}.{_budget_quant(file.quant, file.kind)}"
+        )
         state.num_runs += 1
         try:
             for phase, logits in runtime.logits(root, contents, ids):
@@ -204,6 +207,24 @@ def _run(
         except DeepthinError as error:
             state.status, state.why = "failed", state.why or f"{file.path}: {error}"
             found.pairs.append(Pair(state.name, file.path, "run", None, str(error)))
+
+
+def _budget_quant(quant: str, kind: str) -> str:
+    """The format whose tolerances a file is held to: the coarser one where its head has a format of its own.
+
+    In ONNX, floats are f32, and what only heads have is held to the tolerances of mixtures.
+    """
+    if quant == STORED:
+        return quant
+    coarsest = scheme_named(quant).coarsest
+    if kind != "onnx" or coarsest.name in _ONNX_BODIES:
+        return coarsest.name
+    return STORED if coarsest.is_quantized else F32.name
+
+
+def _onnx_rounding(quant: str) -> float:
+    names = (quant,) if quant == STORED else (scheme_named(quant).body.name, scheme_named(quant).head.name)
+    return max(_ONNX_ROUNDING.get(name, 0.0) for name in names)
 
 
 def _document(found: Findings, ids: list[int]) -> dict[str, Any]:

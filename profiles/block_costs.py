@@ -22,7 +22,7 @@ import numpy as np
 import deepthin.engine as engine_package
 from deepthin.engine.accounting import bytes_read_per_token, count_bytes
 from deepthin.engine.errors import UsageError
-from deepthin.engine.formats import format_named, head_format
+from deepthin.engine.formats import scheme_named
 from deepthin.engine.kv_cache import cache_format_named
 from deepthin.engine.shape import Shape
 from deepthin.profiles.contention import CONTENTION_FLAGS
@@ -148,7 +148,8 @@ class BlockCosts:
     def keys(self, shape: Shape, quant: str) -> dict[str, dict[str, Any]]:
         """Store keys of the two measurements a cost is made of: ``block``, and ``head`` with embedding and overhead."""
         name = working_set(shape, quant, self.context, self.cache_bytes, self.kv_format).name
-        head = {"width": shape.hidden_size, "vocab": shape.vocab_size, "head_format": head_format(format_named(quant)).name}
+        scheme = scheme_named(quant)
+        head = {"width": shape.hidden_size, "vocab": shape.vocab_size, "head_format": scheme.head.name}
         block = {
             "width": shape.hidden_size,
             "heads": shape.num_heads,
@@ -158,7 +159,7 @@ class BlockCosts:
             "mlp": shape.mlp,
             "qk_norm": shape.qk_norm,
             **({"qkv_bias": True} if shape.qkv_bias else {}),
-            "quant": format_named(quant).name,
+            "quant": scheme.body.name,
         }
         return {
             "block": {"part": "block", "working_set": name, **block, **self._here},
@@ -179,7 +180,7 @@ class BlockCosts:
         rows = []
         for shape, quant in shapes:
             cost = self.measure(shape, quant)
-            key = {"part": "whole", "shape": shape.text, "quant": format_named(quant).name, **self._here}
+            key = {"part": "whole", "shape": shape.text, "quant": scheme_named(quant).name, **self._here}
             value = self._usable(self.store.get(key))
             if value is None:
                 value = self._time_whole(shape, quant)

@@ -8,6 +8,7 @@ import json
 
 from deepthin.engine.accounting import bytes_read_per_token
 from deepthin.engine.errors import UnsupportedError, UsageError
+from deepthin.engine.formats import scheme_named
 from deepthin.engine.shape import Shape
 from deepthin.profiles.latency.model import LatencyModel
 from deepthin.profiles.latency.runtimes import runtime_named
@@ -55,7 +56,9 @@ class PredictedCosts:
         Raises:
             UnsupportedError: the runtime does not run the format.
         """
-        if quant not in runtime_named(self.runtime).formats:
+        scheme, runs = scheme_named(quant), runtime_named(self.runtime).formats
+        heads = (*runs, "f16", "bf16")  # a float table is a float table, however wide the runtime makes it
+        if scheme.body.name not in runs or scheme.head.name not in heads:
             raise UnsupportedError(f"{self.runtime} does not run {quant} as it is stored")
         prediction = self.model.predict(Workload(shape, quant, DECODE, 1, self.context))
         total, terms = prediction.seconds, prediction.terms

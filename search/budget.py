@@ -105,7 +105,8 @@ def _params(budget: Budget, shape: Shape, quant: str) -> int:
 
 
 def _bytes(budget: Budget, shape: Shape, quant: str) -> int:
-    return max(gguf_bytes(shape, quant, random_weights_name(shape, budget.seed)), budget.targets.priced_bytes(shape))
+    name = random_weights_name(shape, budget.seed)
+    return max(gguf_bytes(shape, quant, name), budget.targets.priced_bytes(shape, quant, name))
 
 
 def _ram(budget: Budget, shape: Shape, quant: str) -> int:

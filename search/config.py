@@ -14,7 +14,20 @@ from deepthin.search.quality.model import QualityModel, check_tokens
 from deepthin.search.quality.quantisation import GROUP_WISE
 from deepthin.search.quality.shape_laws import REFERENCE_TOKENS
 from deepthin.search.sampler import CHOICES, SamplerChoice, choose_sampler
-from deepthin.search.space import HEAD_DIMS, KV_GROUPS, QK_NORMS, QUANTS, SHARINGS, VOCABS, Space
+from deepthin.search.space import (
+    HEAD_DIMS,
+    HEAD_QUANTS,
+    KV_GROUPS,
+    LAYERS,
+    MLP_RATIOS,
+    QK_NORMS,
+    QUANTS,
+    QUERY_RATIOS,
+    SHARINGS,
+    TYINGS,
+    VOCABS,
+    Space,
+)
 from deepthin.search.targets import DEFAULT_TARGETS, Targets
 
 DEFAULT_PARAMS = 30_000_000  # used when no budget is given
@@ -35,12 +48,17 @@ class SearchConfig:
         ram: most bytes of weights, cache at ``context`` tokens, and scratch.
         targets: what every shape must suit.
         price_targets: targets whose file counts against ``bytes`` as it would be, fallbacks included.
+        layers: smallest and largest L.
+        mlp_ratios: MLP width over D to choose from, before what is left of the budget is added.
+        tyings: whether the head may be, or must be, the embedding.
         sharings: how often each block may run in a row.
         qk_norms: whether queries and keys may be, or must be, normalised.
         vocabs: vocabulary sizes to choose from; one fixes it.
         head_dims: head dims to choose from.
+        query_ratios: width of all query heads over D, to choose from.
         kv_groups: most query heads per key/value head, to choose from.
         quants: body formats to choose from.
+        head_quants: formats of embedding and head to choose from; none takes what goes with the body.
         trials: candidates to propose, measured or failed.
         seed: start of every random choice.
         plateau: steps without progress of the front after which the search stops early; 0 never does.
@@ -67,12 +85,17 @@ class SearchConfig:
     ram: int | None = None
     targets: tuple[str, ...] = DEFAULT_TARGETS
     price_targets: tuple[str, ...] = ()
+    layers: tuple[int, int] = LAYERS
+    mlp_ratios: tuple[float, ...] = MLP_RATIOS
+    tyings: tuple[bool, ...] = TYINGS
     sharings: tuple[int, ...] = SHARINGS
     qk_norms: tuple[bool, ...] = QK_NORMS
     vocabs: tuple[int, ...] = VOCABS
     head_dims: tuple[int, ...] = HEAD_DIMS
+    query_ratios: tuple[float, ...] = QUERY_RATIOS
     kv_groups: tuple[int, ...] = KV_GROUPS
     quants: tuple[str, ...] = QUANTS
+    head_quants: tuple[str, ...] = HEAD_QUANTS
     trials: int = DEFAULT_TRIALS
     seed: int = 0
     plateau: int = DEFAULT_PLATEAU
@@ -123,6 +146,11 @@ class SearchConfig:
         """The shapes that may be proposed."""
         return Space(
             self.budget,
+            layers=self.layers,
+            mlp_ratios=self.mlp_ratios,
+            tyings=self.tyings,
+            query_ratios=self.query_ratios,
+            head_quants=self.head_quants,
             vocabs=self.vocabs,
             head_dims=self.head_dims,
             kv_groups=self.kv_groups,
@@ -152,4 +180,4 @@ class SearchConfig:
     def to_json(self) -> dict[str, Any]:
         """All fields by name, with the version that gives them their meaning."""
         fields = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-        return {"schema": "deepthin/search-config/2", "version": VERSION, **fields}
+        return {"schema": "deepthin/search-config/3", "version": VERSION, **fields}

@@ -101,17 +101,57 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceTime:
+    """What one candidate takes on one of several devices.
+
+    Attributes:
+        name: of the device's profile.
+        decode: seconds per decoded token.
+        first_token: seconds until the first token of the prompt, or None where that is not known.
+        flags: as in :class:`Cost`.
+    """
+
+    name: str
+    decode: Timing
+    first_token: Timing | None = None
+    flags: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields by name."""
+        first = None if self.first_token is None else self.first_token.to_json()
+        return {"name": self.name, "decode": self.decode.to_json(), "first_token": first, "flags": list(self.flags)}
+
+    @classmethod
+    def from_json(cls, document: Any) -> Self:
+        """The inverse of :meth:`to_json`.
+
+        Raises:
+            FormatError: a key is missing or unknown, or a value has the wrong type.
+        """
+        fields = exact_keys(document, "device time", ("name", "decode", "first_token", "flags"))
+        first = fields["first_token"]
+        return cls(
+            as_str(fields["name"], "name"),
+            Timing.from_json(fields["decode"]),
+            None if first is None else Timing.from_json(first),
+            _flags(fields["flags"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Cost:
     """Times of one candidate.
 
     Attributes:
-        decode: seconds per decoded token at ``context`` cached ones.
+        decode: seconds per decoded token at ``context`` cached ones; of several devices, the time that speaks for all
+            (``search/devices.py``).
         threads: threads used.
         context: cached tokens.
         bytes_per_token: weight bytes one token reads.
         first_token: seconds until the first token of a prompt, or None where that is not known.
         prompt: tokens of that prompt; 0 without one.
         flags: reasons to trust it less (``wide-interval``, ``extrapolated``, ...).
+        devices: the time on each, where the cost speaks for several devices.
     """
 
     decode: Timing
@@ -121,6 +161,7 @@ class Cost:
     first_token: Timing | None = None
     prompt: int = 0
     flags: tuple[str, ...] = ()
+    devices: tuple[DeviceTime, ...] = ()
 
     @classmethod
     def of(cls, cost: TokenCost | Cost) -> Cost:
@@ -139,6 +180,7 @@ class Cost:
             "first_token": None if self.first_token is None else self.first_token.to_json(),
             "prompt": self.prompt,
             "flags": list(self.flags),
+            **({"devices": [device.to_json() for device in self.devices]} if self.devices else {}),
         }
 
     @classmethod
@@ -148,10 +190,14 @@ class Cost:
         Raises:
             FormatError: a key is missing or unknown, or a value has the wrong type.
         """
+        devices: Any = []
+        if isinstance(document, Mapping) and "devices" in document:
+            document = {**document}
+            devices = document.pop("devices")
+        if not isinstance(devices, list):
+            raise FormatError(f"cost: devices is {type(devices).__name__}, but a list is needed")
         names = ("decode", "threads", "context", "bytes_per_token", "first_token", "prompt", "flags")
         fields = exact_keys(document, "cost", names)
-        if not isinstance(fields["flags"], list):
-            raise FormatError(f"cost: flags is {type(fields['flags']).__name__}, but a list is needed")
         first = fields["first_token"]
         return cls(
             decode=Timing.from_json(fields["decode"]),
@@ -160,8 +206,15 @@ class Cost:
             bytes_per_token=as_int(fields["bytes_per_token"], "bytes_per_token"),
             first_token=None if first is None else Timing.from_json(first),
             prompt=as_int(fields["prompt"], "prompt"),
-            flags=tuple(as_str(flag, "flags[]") for flag in fields["flags"]),
+            flags=_flags(fields["flags"]),
+            devices=tuple(DeviceTime.from_json(device) for device in devices),
         )
+
+
+def _flags(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise FormatError(f"cost: flags is {type(value).__name__}, but a list is needed")
+    return tuple(as_str(flag, "flags[]") for flag in value)
 
 
 def pooled(timings: Sequence[Timing]) -> Timing:

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from deepthin.engine.accounting import count_params
 from deepthin.engine.architectures import gguf_architecture, missing_architecture
-from deepthin.engine.formats import F16, Q4_1, format_named
+from deepthin.engine.formats import F16, Q4_1, Q5_1, format_named, scheme_named
 from deepthin.engine.shape import Shape
 from deepthin.engine.tensors import TensorSpec, stored_format, tensor_specs
 
@@ -33,13 +33,13 @@ def random_weights_name(shape: Shape, seed: int) -> str:
 
 
 def gguf_bytes(shape: Shape, quant: str, name: str = "model") -> int:
-    """Bytes of the GGUF file of a model called ``name`` whose body is stored as ``quant``.
+    """Bytes of the GGUF file of a model called ``name`` stored as ``quant``.
 
     Raises:
         UsageError: no such format.
     """
-    one, body = shape.replace(num_layers=1), format_named(quant).name
-    block, rest, quantized = _gguf_parts(one, body)
+    one = shape.replace(num_layers=1)
+    block, rest, quantized = _gguf_parts(one, scheme_named(quant).name)
     prefix = _PLAIN_PREFIX if missing_architecture(shape) else gguf_architecture(shape).name
     keys = [
         *(_text_key("general.architecture", prefix), _text_key("general.type", "model"), _text_key("general.name", name)),
@@ -61,23 +61,24 @@ def onnx_bytes(shape: Shape, quant: str) -> int | None:
     Raises:
         UsageError: no such format.
     """
-    body = format_named(quant)
-    if body.name not in ("f32", *_BLOCK_BITS):
+    scheme = scheme_named(quant)
+    if scheme.body.name not in _ONNX_BODIES:
         return None
     one = shape.replace(num_layers=1)
     positions = shape.max_seq_len * shape.head_dim * 4  # cosines and sines, half a head each
-    graph = _GRAPH_BYTES + shape.num_layers * _GRAPH_BLOCK_BYTES + _GRAPH_DIGIT_BYTES * _digits_beyond_first(shape.num_layers)
+    runs = shape.num_executed_layers
+    graph = _GRAPH_BYTES + runs * _GRAPH_BLOCK_BYTES + _GRAPH_DIGIT_BYTES * _digits_beyond_first(runs)
     total = positions + graph
     if shape.head_dim % 16:
-        total += shape.num_layers * _GRAPH_ROTARY_BYTES
+        total += runs * _GRAPH_ROTARY_BYTES
     for spec in _specs(one):
         times = shape.num_layers if spec.name.startswith("blk.") else 1
-        fmt = stored_format(spec, body)
-        bits = _BLOCK_BITS.get(fmt.name)
+        fmt = stored_format(spec, scheme)
+        bits = None if spec.role == "embedding" and fmt in (Q4_1, Q5_1) else _BLOCK_BITS.get(fmt.name)
         if bits is None:
             size = 4 * spec.num_elements + (_GRAPH_EXTRA_BYTES.get(spec.role, 0) if _is_extra(spec) else 0)
         else:
-            floats = 2 if fmt is Q4_1 else 1
+            floats = 2 if fmt in (Q4_1, Q5_1) else 1
             size = spec.num_elements * bits // 8 + spec.num_elements // fmt.block_elements * 4 * floats
             size += _GRAPH_MATRIX_BYTES[floats]
         total += times * size
@@ -117,7 +118,7 @@ def without_fallback_bytes(shape: Shape, quant: str) -> int:
     Raises:
         UsageError: no such format.
     """
-    body = format_named(quant)
+    body = scheme_named(quant).body
     extra = 0.0
     for spec in _specs(shape.replace(num_layers=1)):
         if spec.role in ("attention", "mlp") and stored_format(spec, body) is not body:
@@ -125,7 +126,8 @@ def without_fallback_bytes(shape: Shape, quant: str) -> int:
     return round(extra)
 
 
-_BLOCK_BITS = {"q4_0": 4, "q4_1": 4, "q8_0": 8}
+_ONNX_BODIES = ("f32", "q4_0", "q4_1", "q8_0")
+_BLOCK_BITS = {"q4_0": 4, "q4_1": 4, "q5_0": 8, "q5_1": 8, "q8_0": 8}
 # Measured on exported graphs of 1 to 12 layers: nodes and frames of initializers, names included.
 _GRAPH_BYTES = 1_750
 _GRAPH_BLOCK_BYTES = 2_730
@@ -150,9 +152,9 @@ class _Part:
 @lru_cache(maxsize=1 << 14)
 def _gguf_parts(one_block: Shape, quant: str) -> tuple[_Part, _Part, bool]:
     """Of one block, of the rest, and whether anything is quantised."""
-    body, block, rest, quantized = format_named(quant), _Part(), _Part(), False
+    scheme, block, rest, quantized = scheme_named(quant), _Part(), _Part(), False
     for spec in _specs(one_block):
-        fmt = stored_format(spec, body)
+        fmt = stored_format(spec, scheme)
         rows = spec.dims[0] if len(spec.dims) == 2 else 1
         (block if spec.name.startswith("blk.") else rest).add(spec, rows * fmt.row_bytes(spec.dims[-1]))
         quantized |= fmt.is_quantized

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from deepthin._version import VERSION
 from deepthin.engine.accounting import aspect_ratio, count_bytes, count_params, kv_bytes_per_token, shape_flags
 from deepthin.search.config import SearchConfig
-from deepthin.search.file_sizes import file_sizes, random_weights_name
+from deepthin.search.cost import DeviceTime
+from deepthin.search.file_sizes import file_sizes, random_weights_name, without_fallback_bytes
 from deepthin.search.k_quants import k_quant_size
 from deepthin.search.membership import front_probabilities
 from deepthin.search.memory import memory
 from deepthin.search.objectives import Scored, pareto_front, unmet
-from deepthin.search.picks import RECOMMENDED, RULES, choose, indistinguishable, reason, tied
+from deepthin.search.picks import RECOMMENDED, RULES, choose, indistinguishable, missing, named, reason, tied
 from deepthin.search.quality.accuracy import points_lost
-from deepthin.search.quality.model import MAX_TOKENS, MIN_TOKENS, SHAPE_TERMS, TIE_BAND, Quality, judged_terms
-from deepthin.search.quality.vocabulary import TERM as VOCAB_TERM
+from deepthin.search.quality.characters import tokens_per_char
+from deepthin.search.quality.model import SHAPE_TERMS, TIE_BAND, Quality, judged_terms
 from deepthin.search.quality.vocabulary import VOCAB_DOUBT, VOCAB_SUPPORT
-from deepthin.search.targets import PRICED
+from deepthin.search.sensitivity import outcome, scenarios
+from deepthin.search.targets import K_QUANTS
 
-SCHEMA = "deepthin/front/2"
+SCHEMA = "deepthin/front/3"
 PREDICTION_FLAGS = ("predicted", "extrapolated")  # of a time that was predicted; nothing disturbed it
 _MOST_TIES = 8
 _CONTENDER = 0.05  # chance of leading from which a candidate beside the front is listed
@@ -62,8 +63,8 @@ def front_document(
     against = None if baseline is None else baseline[1]
     picks = choose(usable, baseline=against)
     best = picks["best_quality"]
-    without = choose(usable, _loss_without_vocab, against)
-    moved = config.vocab_term and any(without[name].candidate != pick.candidate for name, pick in picks.items())
+    sensitivity = {one.name: outcome(one, usable, picks, against) for one in scenarios(config, usable)}
+    moved = bool(sensitivity.get("without_vocab_term", {}).get("changes"))
     doubt = VOCAB_DOUBT if moved else 0.0
     band = {one.candidate.key for one in tied(usable)}
     keys = {one.candidate.key for one in front}
@@ -93,7 +94,7 @@ def front_document(
             for one in front
         ],
         "contenders": [
-            {**_named(one), "front_probability": on_front[one.candidate.key]}
+            {**named(one), "front_probability": on_front[one.candidate.key]}
             for one in usable
             if one.candidate.key not in keys and on_front[one.candidate.key] >= _CONTENDER
         ],
@@ -101,20 +102,14 @@ def front_document(
             name: {
                 **_pick(name, pick, best, doubt, comparisons.get(name)),
                 "reason": reason(name, pick, usable, baseline),
-                "tied_with": [_named(one) for one in indistinguishable(pick, usable)[:_MOST_TIES]],
+                **_ties(pick, indistinguishable(pick, usable)),
             }
             for name, pick in picks.items()
         },
-        "baseline": None
-        if baseline is None
-        else {"name": baseline[0], **_named(baseline[1]), "ms_per_kchar": baseline[1].time},
-        "sensitivity": _sensitivity(config, usable, against),
+        "picks_missing": missing(usable, picks, baseline),
+        "baseline": None if baseline is None else {"name": baseline[0], **named(baseline[1]), "ms_per_kchar": baseline[1].time},
+        "sensitivity": sensitivity,
         "recommended": RECOMMENDED,
-        "without_vocab_term": {
-            "picks_change": moved,
-            "support": VOCAB_SUPPORT,
-            "picks": {name: _named(one) for name, one in without.items()},
-        },
         "quality_model": {
             "law": "F4 of the equivalent shape, x m_attn, + dL terms",
             "tokens": config.tokens,
@@ -123,7 +118,7 @@ def front_document(
             "judgement_terms": judged_terms(one.quality for one in front),
         },
         "evaluated": [
-            {**_named(one), "step": one.step, "loss": one.loss, "ms_per_kchar": one.time, "on_front": one.candidate.key in keys}
+            {**named(one), "step": one.step, "loss": one.loss, "ms_per_kchar": one.time, "on_front": one.candidate.key in keys}
             for one in scored
         ],
         "failures": [dict(failure) for failure in failures],
@@ -142,7 +137,7 @@ def entry(one: Scored, reference: Quality, doubt: float = 0.0, seed: int = 0) ->
         "bytes": files["gguf"],
         "file_bytes": files,
         "weight_bytes": count_bytes(shape, quant).total,
-        "fallback_bytes": {name: k_quant_size(shape).fallback for name in PRICED},
+        "fallback_bytes": {"gguf": without_fallback_bytes(shape, quant), K_QUANTS: k_quant_size(shape).fallback},
         "memory": memory(shape, quant, one.cost.context).to_json(),
         "kv_bytes_per_token": kv_bytes_per_token(shape),
         "aspect_ratio": aspect_ratio(shape),
@@ -156,6 +151,7 @@ def entry(one: Scored, reference: Quality, doubt: float = 0.0, seed: int = 0) ->
         "ms_per_token": one.ms_per_token.to_json(),
         "ms_per_kchar": one.ms_per_kchar.to_json(),
         "ms_to_first_token": None if one.cost.first_token is None else one.cost.first_token.scaled(1e3, "ms").to_json(),
+        "devices": {device.name: _on_device(one, device) for device in one.cost.devices},
         "bytes_per_token": one.cost.bytes_per_token,
         "measurement_flags": list(one.cost.flags),
     }
@@ -231,33 +227,27 @@ def _value(timing: Mapping[str, Any]) -> float:
 def _pick(name: str, one: Scored, best: Scored, doubt: float, compared_with: Mapping[str, Any] | None) -> dict[str, Any]:
     return {
         "rule": RULES[name],
-        **_named(one),
+        **named(one),
         "predicted_loss": one.quality.to_json(best.quality, doubt),
         "ms_per_kchar": one.ms_per_kchar.to_json(),
         "compared_with": None if compared_with is None else dict(compared_with),
     }
 
 
-def _named(one: Scored) -> dict[str, str]:
-    return {"shape": one.candidate.shape.text, "quant": one.candidate.quant}
+def _ties(pick: Scored, others: Sequence[Scored]) -> dict[str, Any]:
+    """The nearest candidates that cannot be told from ``pick``, and how many there are in all."""
+    nearest = [{**named(one), "nats": one.loss - pick.loss, "time_ratio": one.time / pick.time} for one in others[:_MOST_TIES]]
+    return {"tied_with": nearest, "num_tied": len(others)}
 
 
-def _sensitivity(config: SearchConfig, usable: Sequence[Scored], baseline: Scored | None) -> dict[str, Any]:
-    """The picks if the model were trained on a quarter and on four times the tokens."""
-    found = {}
-    for factor in (0.25, 4.0):
-        tokens = config.tokens * factor
-        if not MIN_TOKENS <= tokens <= MAX_TOKENS:
-            continue
-        model = replace(config.quality, tokens=tokens)
-        losses = {one.candidate.key: model.predict(one.candidate.shape, one.candidate.quant).loss for one in usable}
-        picks = choose(usable, lambda one, losses=losses: losses[one.candidate.key], baseline)  # type: ignore[misc]
-        found[f"tokens_x{factor:g}"] = {"tokens": tokens, "picks": {name: _named(one) for name, one in picks.items()}}
-    return found
-
-
-def _loss_without_vocab(one: Scored) -> float:
-    return one.quality.without(VOCAB_TERM)
+def _on_device(one: Scored, device: DeviceTime) -> dict[str, Any]:
+    kchar = 1e6 * tokens_per_char(one.candidate.shape.vocab_size)
+    return {
+        "ms_per_token": device.decode.scaled(1e3, "ms").to_json(),
+        "ms_per_kchar": device.decode.scaled(kchar, "ms").to_json(),
+        "ms_to_first_token": None if device.first_token is None else device.first_token.scaled(1e3, "ms").to_json(),
+        "flags": list(device.flags),
+    }
 
 
 def _tie_note(config: SearchConfig, best: Scored) -> str:
@@ -273,6 +263,12 @@ def _tie_note(config: SearchConfig, best: Scored) -> str:
 def _notes(config: SearchConfig, front: Sequence[Scored], moved: bool, failures: Sequence[object]) -> list[str]:
     judged = judged_terms(one.quality for one in front)
     notes = [_tie_note(config, front[0])]
+    names = [device.name for device in front[0].cost.devices]
+    if names:
+        notes.append(
+            f"Times speak for {', '.join(names)} together, in milliseconds of their mean on the reference shape; "
+            f"what each takes stands under 'devices'."
+        )
     if judged:
         notes.append(f"Resting on judgement, not on a law: {', '.join(judged)}.")
     outside = sum(one.quality.shape_extrapolated for one in front)

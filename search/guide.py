@@ -17,6 +17,7 @@ import numpy as np
 
 from deepthin.engine.accounting import count_bytes, kv_bytes_per_token
 from deepthin.engine.arrays import F64
+from deepthin.engine.formats import scheme_named
 from deepthin.search.design import random_generator
 from deepthin.search.hypervolume import improvements, staircase
 from deepthin.search.objectives import Scored
@@ -132,7 +133,7 @@ def features(candidate: Candidate, context: int) -> tuple[float, ...]:
     parts = count_bytes(shape, candidate.quant)
     head = parts.embedding if shape.tie_word_embeddings else parts.head
     body = (parts.attention + parts.mlp) * shape.layer_sharing
-    wide = candidate.quant in ("f32", "f16", "bf16")
+    wide = not scheme_named(candidate.quant).body.is_quantized
     return (
         1.0,
         float(shape.num_executed_layers),

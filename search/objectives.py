@@ -9,7 +9,7 @@ from typing import Any
 
 from deepthin.engine.accounting import kv_bytes_per_token
 from deepthin.engine.errors import InfeasibleError, UsageError
-from deepthin.search.cost import Cost, Timing
+from deepthin.search.cost import Cost, DeviceTime, Timing
 from deepthin.search.quality.characters import tokens_per_char
 from deepthin.search.quality.model import Quality
 from deepthin.search.space import Candidate
@@ -60,6 +60,12 @@ class Scored:
         return _MS * _KCHAR * tokens_per_char(self.candidate.shape.vocab_size)
 
 
+NO_PROMPTS = (
+    "--max-ttft-ms: prompts are timed neither while searching on this machine nor in every profile; search with a profile "
+    "that predicts them, or leave the limit out"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Optional upper limits on times and on the cache; unlike the budget they steer the search and filter its front.
@@ -86,26 +92,30 @@ class Limits:
                 raise UsageError(f"{FLAGS[name]}: {limit!r} is no limit anything can meet; a number above 0 is needed")
 
     @property
+    def cache_per_token(self) -> int | None:
+        """Most bytes of the cache for each token of ``context``; None without a limit, or where nothing is cached."""
+        return self.kv_bytes // self.context if self.kv_bytes is not None and self.context else None
+
+    @property
     def names(self) -> list[str]:
         """The limits that are set."""
         return [name for name, limit in self.to_json().items() if limit is not None]
 
     def values(self, scored: Scored) -> dict[str, float]:
-        """What ``scored`` takes of each limited quantity, in the limit's unit.
+        """What ``scored`` takes of each limited quantity, in the limit's unit; of several devices, on the slowest.
 
         Raises:
             UsageError: a time to the first token is limited, but the costs have none.
         """
         found = {}
+        times: Sequence[Cost | DeviceTime] = scored.cost.devices or (scored.cost,)
         if self.ms_per_token is not None:
-            found["ms_per_token"] = scored.cost.decode.value * _MS
+            found["ms_per_token"] = max(time.decode.value for time in times) * _MS
         if self.ttft_ms is not None:
-            if scored.cost.first_token is None:
-                raise UsageError(
-                    "--max-ttft-ms: prompts are not timed while searching on this machine; search with a profile, which "
-                    "predicts them, or leave the limit out"
-                )
-            found["ttft_ms"] = scored.cost.first_token.value * _MS
+            prompts = [time.first_token.value for time in times if time.first_token is not None]
+            if len(prompts) < len(times):
+                raise UsageError(NO_PROMPTS)
+            found["ttft_ms"] = max(prompts) * _MS
         if self.kv_bytes is not None:
             found["kv_bytes"] = float(self.context * kv_bytes_per_token(scored.candidate.shape))
         return found
@@ -136,19 +146,32 @@ def unmet(limits: Limits, scored: Sequence[Scored]) -> InfeasibleError:
     nearest = min(scored, key=lambda one: (max(limits.violations(one).values()), one.candidate.key))
     violations, values, bounds = limits.violations(nearest), limits.values(nearest), limits.to_json()
     name = max(violations, key=lambda name: violations[name])
-    relaxed = " and ".join(_relaxed(name, values[name]) for name, excess in violations.items() if excess > 0)
+    where = _slowest(nearest, name)
+    ways = " and ".join(relaxed(name, values[name]) for name, excess in violations.items() if excess > 0)
     alone = {other: sum(limits.violations(one)[other] <= 0 for one in scored) for other in limits.names}
     counts = ", ".join(f"{FLAGS[other]} alone {met}" for other, met in alone.items()) if len(alone) > 1 else ""
     return InfeasibleError(
         f"none of {len(scored)} shapes meets {FLAGS[name]}: the nearest ({nearest.candidate.key}) takes {values[name]:,.4g} "
-        f"{UNITS[name]}, {violations[name]:.1%} over the limit of {bounds[name]:,.4g}"
+        f"{UNITS[name]}{where}, {violations[name]:.1%} over the limit of {bounds[name]:,.4g}"
         f"{f' (of all shapes, {counts} met it)' if counts else ''}. "
-        f"Smallest relaxation: {relaxed}, which that shape meets; or a smaller --params or --bytes"
+        f"Smallest relaxation: {ways}, which that shape meets; or a smaller --params or --bytes"
     )
 
 
-def _relaxed(name: str, value: float) -> str:
-    """The flag with the least round number not below ``value``."""
+def _slowest(one: Scored, name: str) -> str:
+    """Which of several devices takes the limited time."""
+    if name == "kv_bytes" or not one.cost.devices:
+        return ""
+
+    def seconds(device: DeviceTime) -> float:
+        time = device.decode if name == "ms_per_token" else device.first_token
+        return 0.0 if time is None else time.value
+
+    return f" on {max(one.cost.devices, key=seconds).name}"
+
+
+def relaxed(name: str, value: float) -> str:
+    """The flag of a limit with the least round number not below ``value``."""
     if name == "kv_bytes":
         return f"{FLAGS[name]} {math.ceil(value) / 1e6:.6f}".rstrip("0").rstrip(".")
     digits = 4 - math.ceil(math.log10(value)) if value > 0 else 0

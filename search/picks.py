@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from deepthin.engine.accounting import kv_bytes_per_token
 from deepthin.search.objectives import Scored, pareto_front, predicted_loss
@@ -44,6 +44,26 @@ def choose(scored: Sequence[Scored], loss: Loss = predicted_loss, baseline: Scor
     return picks
 
 
+def named(one: Scored) -> dict[str, str]:
+    """Shape and format of a candidate, as documents name it."""
+    return {"shape": one.candidate.shape.text, "quant": one.candidate.quant}
+
+
+def missing(scored: Sequence[Scored], picks: Mapping[str, Scored], baseline: tuple[str, Scored] | None) -> dict[str, str]:
+    """Why there is no pick of a rule, in one sentence each, with the way to one."""
+    if NO_SLOWER in picks:
+        return {}
+    if baseline is None:
+        return {NO_SLOWER: "the public shape to compare with could not be timed; --baseline names another"}
+    name, cost = baseline
+    fastest = min(scored, key=lambda one: (one.time, one.candidate.key))
+    return {
+        NO_SLOWER: f"every shape found is slower per text than {name} in {cost.candidate.quant}: the fastest takes "
+        f"{fastest.time:.4g} ms per 1,000 characters, {fastest.time / cost.time - 1:.1%} more than its {cost.time:.4g}; "
+        f"a smaller --params or --bytes gives faster ones, --baseline another shape to compare with"
+    }
+
+
 def tied(scored: Sequence[Scored], loss: Loss = predicted_loss) -> list[Scored]:
     """Everything within the tie band of the lowest loss."""
     limit = min(loss(one) for one in scored) + TIE_BAND
@@ -81,9 +101,16 @@ def reason(name: str, pick: Scored, scored: Sequence[Scored], baseline: tuple[st
         )
     if name == FASTEST_TIED:
         gain = 1 - pick.time / best.time
+        start = (
+            f"at {pick.time:.1f} ms per 1,000 characters it is the fastest of the {len(band)} that prediction cannot tell from"
+        )
         return (
-            f"at {pick.time:.1f} ms per 1,000 characters it is the fastest of the {len(band)} that prediction cannot tell from "
-            f"the best, {gain:.0%} faster than that one"
+            f"{start} the best, {gain:.0%} faster than that one"
+            if pick.candidate != best.candidate
+            else (
+                f"it is the best, and of the {len(band) - 1} that prediction cannot tell from it none takes less than its "
+                f"{pick.time:.1f} ms per 1,000 characters"
+            )
         )
     if name == SMALLEST_KV:
         return (

@@ -22,6 +22,7 @@ from deepthin.search.folder import RunFolder
 from deepthin.search.front import comparison, feasible, front_document
 from deepthin.search.guide import Guide
 from deepthin.search.hypervolume import hypervolume
+from deepthin.search.least_cache import require_cache
 from deepthin.search.membership import front_probabilities
 from deepthin.search.objectives import Scored
 from deepthin.search.picks import RECOMMENDED, choose
@@ -79,6 +80,7 @@ def run_search(
     """
     space = config.space
     space.require_feasible()
+    require_cache(config.limits, space)
     say = progress or _silent
     with RunFolder(out, config) as folder:
         if log is not None:
@@ -125,7 +127,8 @@ class _Run:
         if len(self._keys) >= total:
             return
         free = self._config.choice.name in (NSGA2, RANDOM, EXHAUSTIVE)
-        design = [] if free else initial_design(self._space, self._quality, self._config.seed)
+        most_cache = self._config.limits.cache_per_token
+        design = [] if free else initial_design(self._space, self._quality, self._config.seed, most_cache)
         design = started(self._space, self._config.start, design)
         say("searching", len(self._keys), total)
         if announce is not None:

@@ -5,8 +5,8 @@ still left goes into the MLP, 32 columns at a time, and once that is as wide as 
 point is ever rejected: one that leaves no width is moved to cheaper choices, in a fixed order, until one is left.
 
 Every decoded shape suits every hard target: D is a multiple of the head dim and of 32 (256 where K-quants are a target), the
-MLP width likewise, head dims are multiples of 16 (rotary GroupQueryAttention needs that), key/value heads divide the heads,
-and choices that a target refuses are not in the space.
+width of all heads and of the MLP likewise, head dims are multiples of 16 (rotary GroupQueryAttention needs that), key/value
+heads divide the heads, heads divide D where transformers wants that, and choices that a target refuses are not in the space.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import count, product
 from typing import Any
 
 import numpy as np
 
 from deepthin.engine.errors import InfeasibleError, UsageError
-from deepthin.engine.formats import quant_named
+from deepthin.engine.formats import Scheme, head_format, quant_named
 from deepthin.engine.shape import Shape
 from deepthin.search.budget import Budget
 from deepthin.search.targets import kept
@@ -33,11 +33,18 @@ HEAD_DIMS = (32, 64, 96, 128)
 KV_GROUPS = (1, 2, 3, 4, 8)
 MLP_RATIOS = (1.0, 1.5, 2.0, 8 / 3, 3.5, 4.5)
 MAX_MLP_RATIO = 6.0  # the widest MLP the quality law was checked at; a coarse width step could leave room for far more
+TYINGS = (True, False)
+QUERY_RATIOS = (1.0,)  # others are allowed; no law tells what they are worth beyond the parameters they take
+MAX_QUERY_RATIO = 8.0
 SHARINGS = (1,)  # more is allowed, but no law credits repeats and they take time, so none would ever lead
 QK_NORMS = (False,)  # likewise
 QUANTS = ("q4_0", "q8_0", "f16")  # q4_1 is allowed, but is predicted no better than q4_0 and takes more bytes
+HEAD_QUANTS: tuple[str, ...] = ()  # what goes with the body; nothing published says what another costs
 
-_REPAIR_ORDER = ("vocab", "tying", "sharing", "layers", "mlp_ratio", "kv_group", "qk_norm", "head_dim", "quant")
+_REPAIR_ORDER = (
+    *("vocab", "tying", "sharing", "layers", "mlp_ratio", "query_ratio", "kv_group", "qk_norm", "head_dim"),
+    *("head_quant", "quant"),
+)
 
 Point = Mapping[str, int]
 
@@ -57,7 +64,7 @@ class Dimension:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A shape with its body format, as the search scores, measures and stores it."""
+    """A shape and how it is stored (``formats.Scheme`` by name), as the search scores, measures and stores it."""
 
     shape: Shape
     quant: str
@@ -76,13 +83,15 @@ class Space:
         budget: the hard limits.
         layers: smallest and largest L.
         vocabs: vocabulary sizes.
-        head_dims: head dims; ``heads`` follows as D / head dim.
+        head_dims: head dims; ``heads`` follows as query ratio x D / head dim.
         kv_groups: at most so many query heads per key/value head; key/value heads are the fewest that divide the heads.
         mlp_ratios: MLP width over D before the rest of the budget is added to it.
         tyings: whether the head may be, or must be, the embedding.
         sharings: how often each block may run in a row.
         qk_norms: whether queries and keys may be, or must be, normalised.
         quants: body formats.
+        query_ratios: width of all query heads over D; the fewest heads that reach it and that every target takes.
+        head_quants: formats of embedding and head; none takes what goes with each body.
         max_seq_len: context limit of every shape.
 
     Every list is kept sorted from the cheapest choice up.
@@ -97,10 +106,12 @@ class Space:
     head_dims: Sequence[int] = HEAD_DIMS
     kv_groups: Sequence[int] = KV_GROUPS
     mlp_ratios: Sequence[float] = MLP_RATIOS
-    tyings: Sequence[bool] = (True, False)
+    tyings: Sequence[bool] = TYINGS
     sharings: Sequence[int] = SHARINGS
     qk_norms: Sequence[bool] = QK_NORMS
     quants: Sequence[str] = QUANTS
+    query_ratios: Sequence[float] = QUERY_RATIOS
+    head_quants: Sequence[str] = HEAD_QUANTS
     max_seq_len: int = 2048
 
     def __post_init__(self) -> None:
@@ -111,10 +122,16 @@ class Space:
         bad = [e for e in self.head_dims if e < 1 or e % HEAD_DIM_MULTIPLE]
         if bad:
             raise UsageError(f"search space: head dim {bad[0]} is no multiple of {HEAD_DIM_MULTIPLE}, which ONNX exports need")
-        for name, least in (("vocabs", 1), ("kv_groups", 1), ("mlp_ratios", 0.125), ("sharings", 1)):
-            bad_values = [x for x in getattr(self, name) if not x >= least]
+        for name, least, most in (
+            ("vocabs", 1, 1 << 24),
+            ("kv_groups", 1, 1 << 16),
+            ("mlp_ratios", 0.125, MAX_MLP_RATIO),
+            ("sharings", 1, 64),
+            ("query_ratios", 0.125, MAX_QUERY_RATIO),
+        ):
+            bad_values = [x for x in getattr(self, name) if not least <= x <= most]
             if bad_values:
-                raise UsageError(f"search space: {name} holds {bad_values[0]!r}, but the least possible value is {least}")
+                raise UsageError(f"search space: {name} holds {bad_values[0]!r}, but values are from {least} to {most:,}")
         chosen: dict[str, list[Any]] = {
             "vocabs": sorted(self.vocabs),
             "head_dims": sorted(self.head_dims, key=lambda e: (self._width_step(e), e)),
@@ -123,10 +140,12 @@ class Space:
             "tyings": sorted(self.tyings, reverse=True),
             "sharings": sorted(self.sharings),
             "qk_norms": sorted(self.qk_norms),
+            "query_ratios": sorted(self.query_ratios),
             "quants": sorted(self.quants, key=lambda quant: (quant_named(quant).bits_per_weight, quant)),
+            "head_quants": sorted(self.head_quants, key=lambda quant: (quant_named(quant).bits_per_weight, quant)),
         }
         for name, values in chosen.items():
-            if not values:
+            if not values and name != "head_quants":
                 raise UsageError(f"search space: {name} is empty, so nothing can be proposed; give at least one value")
             object.__setattr__(self, name, tuple(dict.fromkeys(values)))
         plain = {dimension.name: 0 for dimension in self.dimensions} | {"layers": low}
@@ -165,13 +184,15 @@ class Space:
             Dimension("sharing", 0, len(self.sharings) - 1),
             Dimension("qk_norm", 0, len(self.qk_norms) - 1),
             Dimension("quant", 0, len(self.quants) - 1),
+            Dimension("query_ratio", 0, len(self.query_ratios) - 1),
+            Dimension("head_quant", 0, max(0, len(self.head_quants) - 1)),
         )
 
     @property
     def smallest(self) -> Candidate:
         """The member with the fewest parameters and bytes: every choice its cheapest, the width the narrowest."""
         point = {dimension.name: dimension.low for dimension in self.dimensions}
-        return Candidate(self._shape(point, self._step(point)), self.quants[0])
+        return Candidate(self._shape(point, self._step(point)), self._quant(point))
 
     def require_feasible(self) -> None:
         """Pass when at least the smallest member meets the budget.
@@ -214,7 +235,9 @@ class Space:
         return Candidate(self._filled(self._shape(current, width), self._quant(current)), self._quant(current))
 
     def _quant(self, point: Point) -> str:
-        return self.quants[point["quant"]]
+        body = quant_named(self.quants[point["quant"]])
+        head = quant_named(self.head_quants[point["head_quant"]]) if self.head_quants else head_format(body)
+        return Scheme(body, head).name
 
     def _step(self, point: Point) -> int:
         return self._width_step(self.head_dims[point["head_dim"]])
@@ -222,9 +245,30 @@ class Space:
     def _width_step(self, head_dim: int) -> int:
         return math.lcm(head_dim, self.width_multiple)
 
-    def _shape(self, point: Point, width: int, kv_heads: int | None = None) -> Shape:
+    def _heads(self, point: Point, width: int) -> Iterator[int]:
+        """Numbers of heads that reach the query ratio, from the fewest up."""
+        return count(
+            max(1, math.ceil(self.query_ratios[point["query_ratio"]] * width / self.head_dims[point["head_dim"]] - 1e-9))
+        )
+
+    def _fewest_heads(self, point: Point, width: int) -> int:
+        """Of those, the first that every target takes; D over the head dim, or a multiple, always is one."""
+        head_dim, targets = self.head_dims[point["head_dim"]], self.budget.targets
+        qk_norm = self.qk_norms[point["qk_norm"]]
+        suiting = (
+            heads
+            for heads in self._heads(point, width)
+            if heads * head_dim % self.width_multiple == 0 and targets.takes_heads(width, heads, qk_norm)
+        )
+        return next(suiting)
+
+    def _narrowest(self, point: Point, width: int) -> Shape:
+        """A shape no larger than the one that ``point`` stands for at ``width``, and growing with it."""
+        return self._shape(point, width, kv_heads=1, heads=next(self._heads(point, width)))
+
+    def _shape(self, point: Point, width: int, kv_heads: int | None = None, heads: int | None = None) -> Shape:
         head_dim = self.head_dims[point["head_dim"]]
-        heads = width // head_dim
+        heads = heads or self._fewest_heads(point, width)
         multiple = self.width_multiple
         inner = round(self.mlp_ratios[point["mlp_ratio"]] * width / multiple) * multiple
         return Shape(
@@ -244,23 +288,24 @@ class Space:
     def _largest_width(self, point: Point) -> int | None:
         """The largest width that fits, or None.
 
-        Sizes do not quite grow with the width, because key/value heads must divide the heads. With a single one they do,
-        so bisection over that gives an upper bound, from which every width is tried downwards.
+        Sizes do not quite grow with the width, because heads may have to divide it and key/value heads the heads. Without
+        either rule they do, so bisection over that gives an upper bound, from which every width is tried downwards.
         """
         step, quant = self._step(point), self._quant(point)
 
-        def fits(steps: int, kv_heads: int | None) -> bool:
-            return self.budget.fits(self._shape(point, steps * step, kv_heads), quant)
+        def may_fit(steps: int) -> bool:
+            return self.budget.fits(self._narrowest(point, steps * step), quant)
 
-        if not fits(1, 1):
+        if not may_fit(1):
             return None
         low, high = 1, 2
-        while fits(high, 1):
+        while may_fit(high):
             low, high = high, 2 * high
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle, 1) else (low, middle)
-        return next((steps * step for steps in range(low, 0, -1) if fits(steps, None)), None)
+            low, high = (middle, high) if may_fit(middle) else (low, middle)
+        widths = (steps * step for steps in range(low, 0, -1))
+        return next((width for width in widths if self.budget.fits(self._shape(point, width), quant)), None)
 
     def _filled(self, shape: Shape, quant: str) -> Shape:
         """``shape`` with what the budget still holds: first MLP columns up to MAX_MLP_RATIO, then whole layers."""
@@ -320,6 +365,8 @@ def infeasible(space: Space) -> InfeasibleError:
     vocab, context = _largest_vocab(space), _largest_context(space)
     ways = [f"--vocab {vocab} at this budget"] if vocab else []
     ways += [f"--context {context} at this budget"] if context else []
+    layers = _most_layers(space)
+    ways += [f"--layers {layers} at this budget"] if layers else []
     ways.append(f"{budgets} with this vocabulary" if vocab else f"{budgets} (no vocabulary fits this budget)")
     return InfeasibleError(f"{found}. Nearest feasible: {', or '.join(ways)}. The nearest shape is {shape.text} in {quant}.")
 
@@ -333,6 +380,16 @@ def _largest_vocab(space: Space) -> int:
         fits = space.budget.fits(smallest.shape.replace(vocab_size=middle), smallest.quant)
         low, high = (middle, high) if fits else (low, middle)
     return low
+
+
+def _most_layers(space: Space) -> int:
+    """The most layers with which the smallest member meets the budget; 0 when there are none, or few were asked for anyway."""
+    smallest, budget = space.smallest, space.budget
+    if space.layers[0] <= LAYERS[0]:
+        return 0
+    depths = range(space.layers[0] - 1, 0, -1)
+    fitting = (depth for depth in depths if budget.fits(smallest.shape.replace(num_layers=depth), smallest.quant))
+    return next(fitting, 0)
 
 
 def _largest_context(space: Space) -> int:

@@ -1,7 +1,8 @@
 """Which targets every shape of a search must suit (``--targets``), and which ones only have their price (``--price-targets``).
 
 The rules themselves stand in ``engine/targets.py``. A hard target's rules are met by construction: choices it refuses leave
-the space. A priced target counts against the byte budget with what its file really weighs, fallbacks included.
+the space. A priced target counts against the byte budget with what its file really weighs: fallbacks of K-quants, shared
+blocks written out in GGUF, scales and floats in ONNX.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from deepthin.engine.architectures import LLAMA, QWEN3
 from deepthin.engine.errors import UsageError
 from deepthin.engine.shape import Shape
 from deepthin.engine.targets import K_QUANT_BLOCK, target_verdicts
+from deepthin.search.file_sizes import gguf_bytes, onnx_bytes
 from deepthin.search.k_quants import k_quant_size
 
 K_QUANTS = "gguf-k-quants"
@@ -26,7 +29,22 @@ _RULES: dict[str, tuple[str, ...]] = {  # target -> keys of engine/targets.py th
 TARGETS = tuple(_RULES)
 DEFAULT_TARGETS = ("hf", "onnx", "gguf")  # what a search exports
 _WRITTEN_OUT = ("hf", "gguf", K_QUANTS)  # files that know no shared blocks
-_PRICES: dict[str, Callable[[Shape], int]] = {K_QUANTS: lambda shape: k_quant_size(shape).bytes}
+
+
+def _gguf_price(shape: Shape, quant: str, name: str) -> int:
+    return gguf_bytes(shape.unrolled, quant, name)
+
+
+def _onnx_price(shape: Shape, quant: str, name: str) -> int:
+    """A format that ONNX has no operators for is exported as f32."""
+    return onnx_bytes(shape, quant) or onnx_bytes(shape, "f32") or 0
+
+
+def _k_quants_price(shape: Shape, quant: str, name: str) -> int:
+    return k_quant_size(shape.unrolled).bytes
+
+
+_PRICES: dict[str, Callable[[Shape, str, str], int]] = {"gguf": _gguf_price, K_QUANTS: _k_quants_price, "onnx": _onnx_price}
 PRICED = tuple(_PRICES)
 
 
@@ -62,23 +80,33 @@ class Targets:
         """What every row must be a multiple of, for K-quants beyond the usual 32."""
         return K_QUANT_BLOCK if K_QUANTS in self.hard else 1
 
+    def takes_heads(self, width: int, heads: int, qk_norm: bool) -> bool:
+        """Whether so many heads suit a stream of ``width`` where all heads together need not be as wide."""
+        needs_hf = any("hf" in _RULES[name] for name in self.hard)
+        architecture = QWEN3 if qk_norm else LLAMA
+        return not (needs_hf and architecture.whole_heads) or width % heads == 0
+
     def refusal(self, shape: Shape) -> str:
         """Which hard target refuses ``shape`` and why, or an empty string."""
         verdicts = target_verdicts(shape)
         for name in self.hard:
-            if shape.layer_sharing > 1 and name in _WRITTEN_OUT:
+            if shape.layer_sharing > 1 and name in _WRITTEN_OUT and name not in self.priced:
+                hint = f"; --price-targets {name} counts what is written" if name in _PRICES else ""
                 return (
                     f"{name}: share={shape.layer_sharing} is written out as {shape.num_executed_layers} blocks, "
-                    f"while the budget counts a shared block once"
+                    f"while the budget counts a shared block once{hint}"
                 )
             for rule in _RULES[name]:
                 if not verdicts[rule].ok:
                     return f"{name}: {verdicts[rule].why}"
         return ""
 
-    def priced_bytes(self, shape: Shape) -> int:
-        """The largest file of the priced targets, headers apart; 0 when there is none."""
-        return max((_PRICES[name](shape) for name in self.priced), default=0)
+    def priced_bytes(self, shape: Shape, quant: str, name: str) -> int:
+        """The largest file of the priced targets, of a model called ``name``; 0 when there is none.
+
+        GGUF to the byte, K-quants without file headers, ONNX within 0.5 %.
+        """
+        return max((_PRICES[target](shape, quant, name) for target in self.priced), default=0)
 
     def to_json(self) -> dict[str, Any]:
         """Both lists by name."""

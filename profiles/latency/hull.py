@@ -43,7 +43,7 @@ class Hull:
         return cls(
             {name: min(one[name] for one in found) for name in names},
             {name: max(one[name] for one in found) for name in names},
-            tuple(sorted({work.quant for work in works})),
+            tuple(sorted({work.body_quant for work in works})),
         )
 
     def outside(self, work: Workload) -> tuple[str, ...]:
@@ -58,10 +58,12 @@ class Hull:
             if not low <= value <= high:
                 side = f"below {self.low[name]:,.0f}" if value < low else f"above {self.high[name]:,.0f}"
                 reasons.append(f"{name} {value:,.0f}, {side} of the probes")
-        if work.quant not in self.quants:
-            reasons.append(f"{work.quant} was not probed")
+        if work.body_quant not in self.quants:
+            reasons.append(f"{work.body_quant} was not probed")
+        elif work.quant != work.body_quant and work.head_quant not in self.quants:
+            reasons.append(f"{work.head_quant} of the head was not probed")
         if work.has_fallback:
-            reasons.append(f"some rows are no multiple of the block of {work.quant} and stay f16")
+            reasons.append(f"some rows are no multiple of the block of {work.body_quant} and stay f16")
         return tuple(reasons)
 
     def to_json(self) -> dict[str, Any]:

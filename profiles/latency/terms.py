@@ -82,12 +82,12 @@ def terms(work: Workload, conditions: Conditions) -> tuple[Term, ...]:
     rate = conditions.rate(held)
     share = _share(held)
     head_share = {**share, f"share_{work.head_quant}": -1.0, "head": 1.0}
-    share[f"share_{work.quant}"] = -1.0
+    share[f"share_{work.body_quant}"] = -1.0
     passes = 1 if runtime.batch == 0 else math.ceil(work.tokens / runtime.batch)
     head_tokens = work.tokens if runtime.all_logits else 1
     weights = (
         Factor(math.log(passes * work.body_read / rate), share),
-        Factor(math.log(work.tokens * work.body_products), {"product": 1, f"product_{work.quant}": 1}),
+        Factor(math.log(work.tokens * work.body_products), {"product": 1, f"product_{work.body_quant}": 1}),
     )
     head = (
         Factor(math.log(work.head_bytes / rate), head_share),

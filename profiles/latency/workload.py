@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from deepthin.engine.accounting import count_bytes, count_params, fallback_matrices
 from deepthin.engine.errors import UsageError
-from deepthin.engine.formats import format_named, head_format
+from deepthin.engine.formats import scheme_named
 from deepthin.engine.shape import Shape
 
 DECODE, PREFILL = "decode", "prefill"
@@ -22,7 +22,7 @@ class Workload:
 
     Attributes:
         shape: the model's.
-        quant: format of its body; embedding and head follow ``formats.head_format``.
+        quant: how it is stored, as ``formats.scheme_named`` understands it.
         test: ``decode`` or ``prefill``.
         tokens: taken in by the call; 1 when decoding.
         context: cached before it.
@@ -39,7 +39,7 @@ class Workload:
 
     def __post_init__(self) -> None:
         """Check the counts and the format's name."""
-        format_named(self.quant)
+        scheme_named(self.quant)
         if self.test not in TESTS:
             raise UsageError(f"test {self.test!r} is unknown; use {' or '.join(TESTS)}")
         if self.tokens < 1 or self.context < 0 or (self.test == DECODE and self.tokens != 1):
@@ -76,9 +76,14 @@ class Workload:
         return self.shape.vocab_size * self.shape.hidden_size
 
     @property
+    def body_quant(self) -> str:
+        """Format of the blocks' matrices."""
+        return scheme_named(self.quant).body.name
+
+    @property
     def head_quant(self) -> str:
         """Format of the head."""
-        return head_format(format_named(self.quant)).name
+        return scheme_named(self.quant).head.name
 
     @property
     def layers(self) -> int:

@@ -18,7 +18,7 @@ EVIDENCE = Evidence(
     name="m_attn",
     status=JUDGEMENT,
     source="half of the MLP-to-attention effect of arXiv 2510.18245, because its 1B check measured 0.6 of what it predicts",
-    support=(Support("MLP per attention parameter", *RATIO_RANGE),),
+    support=(Support("MLP per attention parameter", *RATIO_RANGE), Support("query width per width", 1, 1)),
 )
 
 
@@ -34,10 +34,15 @@ def attention_factor(ratio: float, share: float = 0.5) -> float:
     return _shared(min(max(ratio, low), high), share) / _shared(GEMSTONES_RATIO, share)
 
 
-def mlp_attention_term(ratio: float, shape_nats: float) -> Term:
-    """What m_attn adds to a shape law of ``shape_nats``; weak is no effect, strong the published one in full."""
+def mlp_attention_term(ratio: float, shape_nats: float, query_ratio: float = 1.0) -> Term:
+    """What m_attn adds to a shape law of ``shape_nats``; weak is no effect, strong the published one in full.
+
+    All heads of the shapes behind it are together as wide as the stream; another ``query_ratio`` is only said, not charged.
+    """
     used, strong = (shape_nats * (attention_factor(ratio, share) - 1) for share in (0.5, 1.0))
-    return EVIDENCE.term(strengths(used, 0.0, strong), {"MLP per attention parameter": ratio})
+    return EVIDENCE.term(
+        strengths(used, 0.0, strong), {"MLP per attention parameter": ratio, "query width per width": query_ratio}
+    )
 
 
 def _curve(ratio: float) -> float:

@@ -12,7 +12,9 @@ from typing import Any
 
 from deepthin.engine.accounting import count_params
 from deepthin.engine.errors import UsageError
+from deepthin.engine.formats import head_format, scheme_named
 from deepthin.engine.shape import Shape
+from deepthin.search.quality.head_quantisation import head_term
 from deepthin.search.quality.kv_heads import kv_heads_term
 from deepthin.search.quality.layer_sharing import sharing_term
 from deepthin.search.quality.mlp_attention import mlp_attention_term
@@ -112,23 +114,26 @@ class QualityModel:
     int4_multiplier: float = GROUP_WISE
 
     def predict(self, shape: Shape, quant: str) -> Quality:
-        """Predict ``shape`` with its body stored as ``quant``.
+        """Predict ``shape`` stored as ``quant``; a head that follows the body's format is part of dL_quant.
 
         Raises:
             UsageError: no such format.
         """
-        params = count_params(shape)
+        params, scheme = count_params(shape), scheme_named(quant)
         body, width = params.non_embedding, shape.hidden_size
         by_shape = shape_term(shape.num_layers, width, body, params.total, self.tokens)
-        terms = [by_shape, mlp_attention_term(params.mlp / params.attention, by_shape.nats)]
+        terms = [by_shape, mlp_attention_term(params.mlp / params.attention, by_shape.nats, shape.q_size / width)]
         if self.vocab_term:
             terms.append(vocabulary_term(shape.vocab_size, width, body, self.tokens))
         terms += [
             kv_heads_term(shape.num_heads / shape.num_kv_heads),
             tying_term(shape.tie_word_embeddings, params.total),
             sharing_term(shape.layer_sharing),
-            quantisation_term(quant, body, self.tokens, self.int4_multiplier),
+            quantisation_term(scheme.body.name, body, self.tokens, self.int4_multiplier),
         ]
+        if scheme.head is not head_format(scheme.body):
+            tables = params.embedding + params.head
+            terms.append(head_term(scheme, tables, body, self.tokens, self.int4_multiplier))
         return Quality(tuple(terms))
 
 

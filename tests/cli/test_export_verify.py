@@ -47,7 +47,8 @@ def test_export_as_json_and_as_table(tmp_path: Path, capsys: pytest.CaptureFixtu
     ("arguments", "code", "says"),
     [
         (["--to", "tflite"], 2, "'tflite' is unknown; use one or more of hf, genai, transformersjs, gguf, onnx"),
-        (["--quant", "q5_k"], 2, "'q5_k' is unknown; use one or more of f32"),
+        (["--quant", "q5_k"], 2, "format 'q5_k' is only read, weights cannot be converted to it"),
+        (["--quant", "q4_0-head_q9"], 2, "format 'q9' is unknown; use one of f32"),
         ([], 1, "not empty"),
     ],
 )

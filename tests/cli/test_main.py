@@ -44,7 +44,7 @@ def test_a_target_this_cpu_lacks_is_one_line_and_exit_2(monkeypatch: pytest.Monk
         (["inspect", "nothing"], "'nothing' is no file, no folder, no shape text"),
         (["inspect", "L=2,d=64"], "heads, ff, vocab missing"),
         (["inspect", "L=2," + "d=64," * 200], "sets hidden_size a second time"),
-        (["inspect", TINY, "--quant", "q9"], "argument --quant: invalid choice: 'q9'"),
+        (["inspect", TINY, "--quant", "q9"], "argument --quant: format 'q9' is unknown; use one of f32, f16"),
         (["inspect", TINY, "--params", "many"], "'many' is not understood; write a count such as 30M"),
         (["inspect", TINY, "--context", "x"], "argument --context: 'x' is no whole number"),
         (["inspect", TINY, "--context", "-1"], "argument --context: -1 is outside 0 to 4194304; try 2048"),

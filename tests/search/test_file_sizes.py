@@ -12,6 +12,7 @@ from deepthin.engine.model import random_model
 from deepthin.engine.shape import Shape
 from deepthin.export.gguf_writer import write_gguf
 from deepthin.export.hf_folder import write_hf_folder
+from deepthin.export.onnx_model import onnx_bytes as weight_bytes_in_onnx
 from deepthin.export.onnx_model import write_onnx
 from deepthin.search.file_sizes import (
     file_sizes,
@@ -47,6 +48,27 @@ def test_gguf_to_the_byte(text: str, quant: str, tmp_path: Path) -> None:
     write_gguf(model, tmp_path / "m.gguf")
     assert model.name == random_weights_name(shape, 7)
     assert gguf_bytes(shape, quant, model.name) == (tmp_path / "m.gguf").stat().st_size
+
+
+HEADS = ["q4_0-head_q4_0", "q4_0-head_f16", "q4_0-head_q4_1", "q8_0-head_q5_1", "f16-head_q8_0", "f32-head_q5_0"]
+
+
+@pytest.mark.parametrize("text", [ODD[1], ODD[2], ODD[3]])
+@pytest.mark.parametrize("quant", HEADS)
+def test_gguf_with_a_head_of_its_own_to_the_byte(text: str, quant: str, tmp_path: Path) -> None:
+    shape = Shape.parse(text)
+    model = random_model(shape).quantized(quant)
+    write_gguf(model, tmp_path / "m.gguf")
+    assert gguf_bytes(shape, quant, model.name) == (tmp_path / "m.gguf").stat().st_size
+
+
+@pytest.mark.parametrize("text", [SEARCHED[0], SEARCHED[3]])
+@pytest.mark.parametrize("quant", [quant for quant in HEADS if not quant.startswith("f16")])
+def test_onnx_with_a_head_of_its_own_within_half_a_percent(text: str, quant: str, tmp_path: Path) -> None:
+    shape = Shape.parse(text)
+    paths, weights = write_onnx(random_model(shape, quant=quant), tmp_path / "m.onnx")
+    assert onnx_bytes(shape, quant) == pytest.approx(sum(path.stat().st_size for path in paths), rel=0.005)
+    assert weight_bytes_in_onnx(shape, quant) == weights
 
 
 @pytest.mark.parametrize("text", SEARCHED)

@@ -33,7 +33,7 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_document_holds_what_the_contract_lists(document: dict[str, Any]) -> None:
-    assert document["schema"] == "deepthin/front/2"
+    assert document["schema"] == "deepthin/front/3"
     assert document["budget"] == {"params": 135_000_000, "bytes": None, "ram": None}
     assert (document["trials"], document["measurements"]) == (24, 24)
     assert document["measured_on"] == {"machine": "a test", "threads": 2, "context": 512}
@@ -45,7 +45,8 @@ def test_document_holds_what_the_contract_lists(document: dict[str, Any]) -> Non
             member["bytes"] == member["file_bytes"]["gguf"] == gguf_bytes(shape, member["quant"], f"random-{shape.text}-seed0")
         )
         assert member["memory"]["total"] == memory(shape, member["quant"], 512).total
-        assert member["fallback_bytes"] == {"gguf-k-quants": k_quant_size(shape).fallback}
+        assert member["fallback_bytes"] == {"gguf": 0, "gguf-k-quants": k_quant_size(shape).fallback}
+        assert member["devices"] == {}
         assert member["kv_bytes_per_token"] == kv_bytes_per_token(shape)
         assert set(member["predicted_loss"]) == PREDICTED
         assert set(member["ms_per_token"]) == set(member["ms_per_kchar"]) == MEASURED
@@ -55,6 +56,10 @@ def test_document_holds_what_the_contract_lists(document: dict[str, Any]) -> Non
         assert all(
             {"name", "nats", "low", "high", "status", "source", "extrapolated"} == set(term) for term in member["loss_terms"]
         )
+
+
+def nameplate(pick: dict[str, Any]) -> dict[str, str]:
+    return {"shape": pick["shape"], "quant": pick["quant"]}
 
 
 def test_nothing_in_it_depends_on_the_clock_or_the_place(document: dict[str, Any]) -> None:
@@ -118,13 +123,18 @@ def test_every_pick_stands_beside_smollm2_in_the_same_format(document: dict[str,
 
 def test_picks_say_why_with_ties_and_what_training_length_changes(document: dict[str, Any]) -> None:
     assert document["baseline"]["name"] == "smollm2-135m"
-    assert set(document["sensitivity"]) == {"tokens_x0.25", "tokens_x4"}
+    assert set(document["sensitivity"]) == {"without_vocab_term", "tokens_x0.25", "tokens_x4"}
     for other in document["sensitivity"].values():
         assert set(other["picks"]) == set(document["picks"])
+        moved = {name for name, pick in document["picks"].items() if other["picks"][name] != nameplate(pick)}
+        assert set(other["changes"]) == moved
+        assert all(change["how"] and nameplate(change) == other["picks"][name] for name, change in other["changes"].items())
     for pick in document["picks"].values():
         assert pick["reason"]
-        assert {"shape": pick["shape"], "quant": pick["quant"]} not in pick["tied_with"]
-        assert len(pick["tied_with"]) <= 8
+        assert nameplate(pick) not in [nameplate(tie) for tie in pick["tied_with"]]
+        assert len(pick["tied_with"]) <= min(8, pick["num_tied"])
+        assert all(abs(tie["nats"]) <= 0.02 for tie in pick["tied_with"])
+    assert document["picks_missing"] == {}
     assert all(0 < member["front_probability"] <= 1 for member in document["front"])
     assert document["front"][0]["front_probability"] == 1
     members = {(member["shape"]["text"], member["quant"]) for member in document["front"]}
@@ -146,9 +156,9 @@ def test_judgement_and_extrapolation_are_named(document: dict[str, Any]) -> None
 def test_vocabulary_doubt_widens_intervals_only_when_it_moves_a_pick(vocab_nats: float, moved: bool) -> None:
     candidates = [scored(1, 3.0, 1000), scored(2, 3.3, 500, vocab_nats=vocab_nats), scored(3, 3.1, 600)]
     document = front_document(SearchConfig(), candidates, [], {})
-    without = document["without_vocab_term"]
-    same = {name: {"shape": pick["shape"], "quant": pick["quant"]} for name, pick in document["picks"].items()}
-    assert without["picks_change"] == moved == (without["picks"] != same)
+    without = document["sensitivity"]["without_vocab_term"]
+    same = {name: nameplate(pick) for name, pick in document["picks"].items()}
+    assert bool(without["changes"]) == moved == (without["picks"] != same)
     best = document["picks"]["best_quality"]["predicted_loss"]
     assert best["high"] - best["value"] == pytest.approx(0.05 if moved else 0.02)
     assert any("vocabulary term decides" in note and "4-37" in note for note in document["notes"]) == moved

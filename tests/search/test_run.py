@@ -212,7 +212,10 @@ def test_limits_steer_and_filter_the_front(finished: tuple[Path, FakeMeasure], t
             {"max_ms_per_token": 0.01},
             r"none of 6 shapes meets --max-ms-per-token: the nearest \(L=.* ms per token, .*% over",
         ),
-        ({"max_kv_bytes": 10}, r"none of 6 shapes meets --max-kv-mb: the nearest .* bytes of KV cache"),
+        (
+            {"max_kv_bytes": 10},
+            r"--max-kv-mb: no shape of this search has so small a cache: the nearest .* bytes at --context 512",
+        ),
     ],
 )
 def test_limits_nothing_meets_are_named_with_the_shortfall(tmp_path: Path, limits: dict[str, Any], message: str) -> None:
@@ -221,7 +224,11 @@ def test_limits_nothing_meets_are_named_with_the_shortfall(tmp_path: Path, limit
 
 
 def test_the_relaxation_that_is_named_admits_a_shape(tmp_path: Path) -> None:
-    cases: list[dict[str, Any]] = [{"max_ms_per_token": 0.01}, {"max_kv_bytes": 10}, {"max_ttft_ms": 0.5, "max_kv_bytes": 10}]
+    cases: list[dict[str, Any]] = [
+        {"max_ms_per_token": 0.01},
+        {"max_kv_bytes": 10},
+        {"max_ttft_ms": 0.5, "max_ms_per_token": 0.01},
+    ]
     for index, limits in enumerate(cases):
         config: dict[str, Any] = {"trials": 6, **limits}
         with pytest.raises(InfeasibleError) as caught:
@@ -237,7 +244,7 @@ def test_the_relaxation_that_is_named_admits_a_shape(tmp_path: Path) -> None:
         document = run_search(SearchConfig(**config), measure=PromptedMeasure(), out=tmp_path / f"{index} relaxed")
         assert document["front"]
         if len(limits) > 1:
-            assert "(of all shapes, --max-ttft-ms alone 0, --max-kv-mb alone 0 met it)" in message
+            assert "(of all shapes, --max-ms-per-token alone 0, --max-ttft-ms alone 0 met it)" in message
 
 
 class PromptedMeasure(FakeMeasure):
@@ -261,7 +268,7 @@ def test_predicted_costs_stay_predicted_to_the_front(tmp_path: Path) -> None:
 
 
 def test_prompts_that_nothing_times_cannot_be_limited(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--max-ttft-ms: prompts are not timed"):
+    with pytest.raises(UsageError, match="--max-ttft-ms: prompts are timed neither"):
         run_search(SearchConfig(trials=3, max_ttft_ms=5.0), measure=FakeMeasure(), out=tmp_path / "run")
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from deepthin.engine.accounting import count_params
 from deepthin.engine.errors import InfeasibleError, UsageError
+from deepthin.engine.formats import scheme_named
 from deepthin.engine.model import random_model
 from deepthin.engine.shape import Shape
 from deepthin.engine.targets import target_verdicts
@@ -41,6 +42,10 @@ def spaces_and_points(draw: st.DrawFn) -> tuple[Space, dict[str, int]]:
         vocabs=draw(st.sampled_from([(4096, 8192, 32768, 131072), (256,), (1, 5000), (3000,)])),
         head_dims=draw(st.sampled_from([(32, 64, 96, 128), (16,), (48, 80), (64,)])),
         quants=draw(st.sampled_from([("q4_0", "q8_0", "f16"), ("q4_1",), ("f32", "q4_1", "bf16")])),
+        query_ratios=draw(st.sampled_from([(1.0,), (0.5, 1.0, 2.0), (0.4,), (1.3, 0.125)])),
+        head_quants=draw(st.sampled_from([(), ("q4_0", "f16"), ("q8_0",)])),
+        qk_norms=draw(st.sampled_from([(False,), (False, True)])),
+        tyings=draw(st.sampled_from([(True, False), (False,)])),
     )
     point = {dimension.name: draw(st.integers(dimension.low, dimension.high)) for dimension in space.dimensions}
     return space, point
@@ -57,18 +62,25 @@ def test_every_candidate_meets_its_budget_exactly_and_can_be_exported(drawn: tup
     candidate = space.decode(point)
     shape, quant = candidate.shape, candidate.quant
     assert meets(space.budget, candidate)
-    assert shape.hidden_size == shape.num_heads * shape.head_dim
+    ratio = space.query_ratios[point["query_ratio"]]
+    if ratio == 1 and space.query_ratios == (1.0,):
+        assert shape.hidden_size == shape.num_heads * shape.head_dim
+    assert shape.q_size >= min(space.query_ratios) * shape.hidden_size
     assert shape.num_heads % shape.num_kv_heads == 0
     assert shape.num_heads // shape.num_kv_heads <= max(space.kv_groups)
     assert shape.head_dim % 16 == 0
     step = 256 if "gguf-k-quants" in space.budget.targets.hard else 32
     assert shape.hidden_size % step == 0
     assert shape.intermediate_size % step == 0
+    assert shape.q_size % step == 0
+    assert shape.tie_word_embeddings in space.tyings
+    head = scheme_named(quant).head.name
+    assert head in space.head_quants if space.head_quants else quant in space.quants
     verdicts = target_verdicts(shape)
     assert all(verdicts[rule].ok for rule in ("hf", "onnx", "gguf-q4_0", *(["gguf-k-quants"] if step == 256 else [])))
     assert space.layers[0] <= shape.num_layers <= space.layers[1]
     assert shape.vocab_size in space.vocabs
-    assert quant in space.quants
+    assert scheme_named(quant).body.name in space.quants
     # Nothing that could be used is left over.
     inner = shape.intermediate_size + step
     if inner <= MAX_MLP_RATIO * shape.hidden_size:
@@ -284,6 +296,12 @@ def test_asking_why_a_feasible_budget_fails_is_a_bug() -> None:
         ({"vocabs": (0,)}, "vocabs holds 0"),
         ({"kv_groups": (0,)}, "kv_groups holds 0"),
         ({"mlp_ratios": (float("nan"),)}, "mlp_ratios holds nan"),
+        ({"mlp_ratios": (7.0,)}, r"mlp_ratios holds 7.0, but values are from 0.125 to 6.0"),
+        ({"query_ratios": (0.0,)}, "query_ratios holds 0.0, but values are from 0.125 to 8.0"),
+        ({"query_ratios": ()}, "query_ratios is empty"),
+        ({"tyings": ()}, "tyings is empty"),
+        ({"head_quants": ("q9",)}, "'q9' is unknown"),
+        ({"head_quants": ("q6_k",)}, "'q6_k' is only read"),
         ({"layers": (5, 3)}, "layers 5 to 3"),
         ({"quants": ("q9",)}, "'q9' is unknown"),
     ],
@@ -297,6 +315,38 @@ def test_lists_that_describe_no_decoder_are_refused(changes: dict[str, object], 
 def test_budgets_that_limit_nothing_are_refused(limits: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="budget"):
         Budget(**limits)
+
+
+def test_query_width_and_head_format_are_axes_of_their_own() -> None:
+    lists: dict[str, Any] = {"query_ratios": (0.5, 1.0, 2.0), "head_quants": ("f16", "q4_0"), "quants": ("q4_0",)}
+    space = Space(Budget(params=20_000_000), layers=(6, 20), head_dims=(64,), vocabs=(8192,), **lists)
+    assert space.query_ratios == (0.5, 1.0, 2.0)
+    assert space.head_quants == ("q4_0", "f16")  # cheapest first
+    generator = np.random.default_rng(4)
+    found = [space.decode(space.sample(generator)) for _ in range(60)]
+    assert {one.quant for one in found} == {"q4_0-head_q4_0", "q4_0-head_f16"}
+    ratios = {round(one.shape.q_size / one.shape.hidden_size, 2) for one in found}
+    assert min(ratios) < 0.8 and 1.0 in ratios and max(ratios) == 2.0
+    assert all(one.shape.hidden_size % one.shape.num_heads == 0 for one in found)
+    assert any("head_dim=64" in one.shape.text for one in found)
+
+
+def test_a_finer_head_leaves_less_for_the_body_of_a_byte_budget() -> None:
+    bodies = {}
+    for head in ("q4_0", "q8_0", "f16"):
+        space = Space(Budget(bytes=12_000_000), layers=(10, 10), vocabs=(8192,), quants=("q4_0",), head_quants=(head,))
+        point = {dimension.name: dimension.low for dimension in space.dimensions}
+        bodies[head] = count_params(space.decode(point).shape).non_embedding
+    assert bodies["q4_0"] > bodies["q8_0"] > bodies["f16"]
+
+
+def test_shared_blocks_weigh_what_a_priced_gguf_writes(tmp_path: Path) -> None:
+    targets = Targets(("onnx",), ("gguf",))
+    space = Space(Budget(bytes=400_000, targets=targets), layers=(2, 8), vocabs=(512,), head_dims=(32,), sharings=(3,))
+    candidate = space.decode(space.sample(np.random.default_rng(0)))
+    path = tmp_path / "m.gguf"
+    write_gguf(random_model(candidate.shape, quant=candidate.quant).unrolled(), path)
+    assert path.stat().st_size == space.budget.needs(candidate.shape, candidate.quant)["bytes"] <= 400_000
 
 
 def test_keys_tell_candidates_apart() -> None:

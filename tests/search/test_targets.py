@@ -9,6 +9,7 @@ from deepthin.engine.gguf_file import read_gguf
 from deepthin.engine.model import random_model
 from deepthin.engine.shape import Shape
 from deepthin.export.gguf_writer import write_gguf
+from deepthin.search.file_sizes import gguf_bytes, onnx_bytes
 from deepthin.search.k_quants import k_quant_size
 from deepthin.search.targets import Targets
 
@@ -55,15 +56,35 @@ def test_refusals_name_target_and_rule() -> None:
 
 
 def test_priced_targets_weigh_what_they_would() -> None:
-    assert Targets().priced_bytes(PLAIN) == 0
-    assert Targets(priced=("gguf-k-quants",)).priced_bytes(PLAIN) == k_quant_size(PLAIN).bytes
+    assert Targets().priced_bytes(PLAIN, "q4_0", "m") == 0
+    assert Targets(priced=("gguf-k-quants",)).priced_bytes(PLAIN, "q4_0", "m") == k_quant_size(PLAIN).bytes
+    shared = PLAIN.replace(layer_sharing=3)
+    assert Targets(priced=("gguf",)).priced_bytes(shared, "q4_0", "m") == gguf_bytes(PLAIN.replace(num_layers=12), "q4_0", "m")
+    assert Targets(priced=("onnx", "gguf")).priced_bytes(PLAIN, "q8_0", "m") == onnx_bytes(PLAIN, "q8_0")
+    assert Targets(priced=("onnx",)).priced_bytes(PLAIN, "f16", "m") == onnx_bytes(PLAIN, "f32")  # what is written for it
+
+
+def test_a_priced_target_counts_what_it_writes_out_and_so_takes_shared_blocks() -> None:
+    shared = PLAIN.replace(layer_sharing=2)
+    assert (
+        Targets(("gguf",)).refusal(shared).endswith("counts a shared block once; --price-targets gguf counts what is written")
+    )
+    assert Targets(("gguf", "onnx"), ("gguf",)).refusal(shared) == ""
+    assert Targets(("hf",), ("gguf",)).refusal(shared).startswith("hf: share=2")
+
+
+def test_heads_need_to_divide_the_width_only_where_transformers_says_so() -> None:
+    assert Targets(("hf",)).takes_heads(192, 3, qk_norm=False)
+    assert not Targets(("transformersjs",)).takes_heads(192, 5, qk_norm=False)
+    assert Targets(("hf",)).takes_heads(192, 5, qk_norm=True)  # Qwen3's configuration does not ask
+    assert Targets(("onnx", "gguf")).takes_heads(192, 5, qk_norm=False)
 
 
 @pytest.mark.parametrize(
     ("hard", "priced", "message"),
     [
         (("hf", "coreml"), (), "target 'coreml' is unknown; use one of hf, onnx, gguf"),
-        (("hf",), ("onnx",), "'onnx' has no price: .* Priced can be gguf-k-quants"),
+        (("hf",), ("transformersjs",), "'transformersjs' has no price: .* Priced can be gguf, gguf-k-quants, onnx"),
     ],
 )
 def test_unknown_and_priceless_targets(hard: tuple[str, ...], priced: tuple[str, ...], message: str) -> None:
