@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy loads: its threads stay busy for a while after each product,
+# which would be the first moments of a measurement; what a search computes is small
+
 import argparse
 from collections.abc import Mapping
 from dataclasses import replace
