@@ -158,12 +158,12 @@ class _ListedSpace(Space):
 class _ListedQuality(QualityModel):
     """Predicts by looking up; shapes that are not listed as ever."""
 
-    known: Mapping[tuple[Shape, str], Quality] = {}  # noqa: RUF012 - replaced per instance
+    known: Mapping[tuple[Shape, str], Quality] = {}
 
     def predict(self, shape: Shape, quant: str) -> Quality:
         """The prediction for ``shape``."""
         found = self.known.get((shape, quant))
-        return super(_ListedQuality, self).predict(shape, quant) if found is None else found
+        return super().predict(shape, quant) if found is None else found
 
 
 class _ListedConfig(SearchConfig):
@@ -174,9 +174,9 @@ class _ListedConfig(SearchConfig):
     @property
     def space(self) -> Space:
         """The listed space, once there is one."""
-        return super(_ListedConfig, self).space if self.listed is None else self.listed[0]
+        return super().space if self.listed is None else self.listed[0]
 
     @property
     def quality(self) -> QualityModel:
         """The listed predictions, once there are some."""
-        return super(_ListedConfig, self).quality if self.listed is None else self.listed[1]
+        return super().quality if self.listed is None else self.listed[1]

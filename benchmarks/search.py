@@ -26,33 +26,33 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from charts import chart
+from kept_profile import CONTEXT, keep, kept_profile
 from listed_spaces import CostOf, Listing, SpaceSettings
-from runs import RESULTS, ROOT
+from runs import ROOT
 
+import deepthin.search.run as run_module
 from deepthin.engine.errors import UsageError
-from deepthin.profiles.machine import machine_name
 from deepthin.profiles.predicted_costs import PredictedCosts
 from deepthin.profiles.profile import Profile, read_profile
 from deepthin.search.config import DEFAULT_PLATEAU
 from deepthin.search.plateau import on_plateau
-from deepthin.search.run import run_search
 from deepthin.search.sampler import GUIDED, NSGA2, RANDOM, TPE
+from deepthin.search.study import SearchStudy
 
 SCHEMA = "deepthin/search-benchmark/2"
 SHARE = 0.05
-CONTEXT = 512
 SEEDS = 20
 SAMPLERS = (GUIDED, TPE, NSGA2, RANDOM)
 BASELINES = (RANDOM, NSGA2)
 CHECKPOINTS = (0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.035, 0.04, 0.045, 0.05)  # of the space
 TARGET = 0.99
-PROFILE = "search-profile.json"
 LISTINGS = Path(tempfile.gettempdir()) / "deepthin-listings"  # decoded spaces; may be removed at any time
 DOCUMENT, FIGURE = ROOT / "docs" / "search.md", ROOT / "docs" / "search.svg"
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
@@ -119,25 +119,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def kept_profile() -> Path:
-    """The stored profile that gives the times.
-
-    Raises:
-        UsageError: there is none, or more than one.
-    """
-    found = sorted(RESULTS.glob(f"*/{PROFILE}"))
-    if len(found) != 1:
-        raise UsageError(f"{RESULTS}: {len(found)} files are called {PROFILE}, one is needed; name a profile with --profile")
-    return found[0]
-
-
-def keep(profile: Profile) -> Path:
-    """Store what predicting needs of ``profile``, without its raw samples, below the results of its machine."""
-    path = RESULTS / machine_name(profile.machine) / PROFILE
-    replace(profile, probes=(), bandwidth_samples=(), findings=(), sustained=None).save(path)
-    return path
-
-
 def costs_of(profile: Profile) -> CostOf:
     """Times as ``deepthin search --profile`` predicts them; predicted once a shape."""
     return PredictedCosts(profile, CONTEXT).measure
@@ -168,8 +149,9 @@ def one_search(listing: Listing, sampler: str, seed: int) -> dict[str, Any]:
     trials = max(1, int(SHARE * len(listing.pairs)))
     config = listing.config(trials=trials, seed=seed, sampler=sampler, context=CONTEXT, plateau=0)
     start = time.process_time()
-    with tempfile.TemporaryDirectory(prefix="deepthin-search-") as folder:
-        document = run_search(config, measure=listing.cost, out=Path(folder) / "run")
+    in_memory = mock.patch.object(run_module, "SearchStudy", lambda _, *rest, **more: SearchStudy(None, *rest, **more))
+    with in_memory, tempfile.TemporaryDirectory(prefix="deepthin-search-") as folder:  # the same proposals, no journal
+        document = run_module.run_search(config, measure=listing.cost, out=Path(folder) / "run")
     found = [(one["loss"], math.log(one["ms_per_kchar"])) for one in document["evaluated"]]
     steps = list(enumerate(found))
     stop = next((step for step in range(1, trials) if on_plateau(steps[:step], step, DEFAULT_PLATEAU)), None)
@@ -235,8 +217,8 @@ def report(lines: Sequence[Mapping[str, Any]], profile: Profile) -> str:
         return "Nothing is stored yet."
     rows = [row for name, samplers in spaces.items() for row in _rows(name, samplers)]
     head = (
-        "| space | shapes | evaluations | sampler | median share | worst | mean (95 %) | seeds at 99 % | guided better by (95 %) | "
-        "guided ahead |\n|---|--:|--:|---|--:|--:|--:|--:|--:|--:|"
+        "| space | shapes | evaluations | sampler | median share | worst | mean (95 %) | seeds at 99 % | "
+        "guided better (95 %) | guided ahead |\n|---|--:|--:|---|--:|--:|--:|--:|--:|--:|"
     )
     device = f"{profile.title}, {PredictedCosts(profile, CONTEXT).threads} threads, {CONTEXT} cached tokens"
     basis = f"{profile.basis} {profile.created_utc[:10]}"
@@ -257,15 +239,17 @@ def _rows(name: str, samplers: Mapping[str, Mapping[int, Mapping[str, Any]]]) ->
         shares = [line["share"] for line in found.values()]
         mean, low, high = interval(shares)
         some = next(iter(found.values()))
-        pairs = [(samplers[GUIDED][seed]["share"], found[seed]["share"]) for seed in found if seed in samplers.get(GUIDED, {})]
+        guided = samplers.get(GUIDED, {})
+        pairs = [(guided[seed]["share"], found[seed]["share"]) for seed in found if seed in guided]
         better = ahead = ""
         if sampler != GUIDED and pairs:
             better = "{:.4f} ({:.4f} to {:.4f})".format(*interval([ours - theirs for ours, theirs in pairs]))
             ahead = f"{sum(ours > theirs for ours, theirs in pairs)} of {len(pairs)}"
         yield (
-            f"| {name} | {some['shapes']:,} | {some['evaluations']} | {sampler} | {np.median(shares):.4f} | {min(shares):.4f} | "
-            f"{mean:.4f} ({low:.4f} to {high:.4f}) | {sum(share >= TARGET for share in shares)} of {len(shares)} | {better} | "
-            f"{ahead} |"
+            f"| {name} | {some['shapes']:,} | {some['evaluations']} | {sampler} | {np.median(shares):.4f} | "
+            f"{min(shares):.4f} | "
+            f"{mean:.4f} ({low:.4f} to {high:.4f}) | {sum(share >= TARGET for share in shares)} of {len(shares)} | "
+            f"{better} | {ahead} |"
         )
 
 

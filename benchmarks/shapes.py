@@ -28,8 +28,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from kept_profile import CONTEXT, kept_profile
 from runs import commit
-from search import CONTEXT, kept_profile
 from shapes_page import figure, page
 
 from deepthin.engine.accounting import count_params

@@ -1,4 +1,4 @@
-"""The page docs/shapes.md and its figure, from the lines that ``shapes.py`` stores. Every figure in the text is computed here."""
+"""The page docs/shapes.md and its figure from the lines that ``shapes.py`` stores; all figures are computed."""
 
 from __future__ import annotations
 
@@ -81,15 +81,16 @@ def _head(some: Line) -> str:
 
 Written by `python benchmarks/shapes.py --report` from stored results; every figure below is computed from them.
 
-**What stands here.** Searches within 60, 125, 350 and 900 million parameters, embedding included, on one machine: {some["device"]},
-profiled {some["profiled"]}. Times are predicted from that profile for one token at 512 cached ones and given per 1,000 characters
-of text; quality is the law of [quality.md](quality.md) at 1e11 training tokens, no benchmark score. Losses within {TIE_BAND} nats are
-tied: seeds differ by as much. What holds here need not hold on another device; `deepthin search --profile` asks it.
+**What stands here.** Searches within 60, 125, 350 and 900 million parameters, embedding included, on one machine:
+{some["device"]}, profiled {some["profiled"]}. Times are predicted from that profile for one token at 512 cached ones and given
+per 1,000 characters of text; quality is the law of [quality.md](quality.md) at 1e11 training tokens, no benchmark score. Losses
+within {TIE_BAND} nats are tied: seeds differ by as much. What holds here need not hold on another device;
+`deepthin search --profile` asks it.
 
 ![Fronts at four sizes](shapes.svg)
 
-Lines are the fronts of the four searches, numbers their depths; squares are published shapes in Q4_0, rings stand-ins for models
-that this engine cannot run as they are."""
+Lines are the fronts of the four searches, numbers their depths; squares are published shapes in Q4_0, rings stand-ins for
+models that this engine cannot run as they are."""
 
 
 def _sizes(found: Mapping[str, Mapping[str, Line]]) -> dict[str, Line]:
@@ -102,34 +103,36 @@ def _fronts(found: Mapping[str, Mapping[str, Line]]) -> Iterator[str]:
     yield "## The fronts"
     rows = []
     for name, line in _sizes(found).items():
-        depths = [_layers(one["shape"]) for one in line["front"]]
-        band = [one for one in line["front"] if one["tied_with_best"]]
+        front = line["front"]
+        depths = [_layers(one["shape"]) for one in front]
+        band = [one for one in front if one["tied_with_best"]]
+        tied = [_layers(one["shape"]) for one in band]
         times = [_value(one["ms_per_kchar"]) for one in band]
-        evaluated = [row for row in line["evaluated"] if row[2] <= min(row[2] for row in line["evaluated"]) + TIE_BAND]
-        wide = [_layers(row[0]) for row in evaluated]
-        beyond = sum("extrapolated" in one["measurement_flags"] for one in line["front"])
+        best = min(row[2] for row in line["evaluated"])
+        tried = [_layers(row[0]) for row in line["evaluated"] if row[2] <= best + TIE_BAND]
         rows.append(
-            f"| {name} | {line['trials']} | {len(depths)} | {min(depths)} to {max(depths)} | {min(map(_layers, _texts(band)))} to "
-            f"{max(map(_layers, _texts(band)))} | {min(wide)} to {max(wide)} ({len(wide)}) | {max(times) / min(times):.2f} x | "
-            f"{sum(one['shape_extrapolated'] for one in line['front'])} / {beyond} |"
+            [
+                *(name, str(line["trials"]), str(len(front)), f"{min(depths)} to {max(depths)}"),
+                *(f"{min(tied)} to {max(tied)}", f"{min(tried)} to {max(tried)} ({len(tried)})"),
+                *(f"{max(times) / min(times):.2f} x", _formats(line)),
+                f"{sum(one['shape_extrapolated'] for one in front)} / {sum(map(_beyond, front))}",
+            ]
         )
-    yield (
-        "| budget | shapes tried | on the front | depths on the front | of those tied with the best | of all tried that are tied | "
-        "slowest tied / fastest tied | loss / time extrapolated |\n|---|--:|--:|--:|--:|--:|--:|--:|\n" + "\n".join(rows)
+    yield _table(
+        [
+            *("budget", "shapes tried", "on the front", "their depths", "depths on the front tied with the best"),
+            *("depths of all tied that were tried", "slowest of the tied on the front / fastest", "formats on the front"),
+            "loss / time extrapolated",
+        ],
+        rows,
     )
     yield (
-        "A front's slow end is the best predicted loss; towards the fast end it first gives up depth, then bits a weight and "
-        "width. Which choices lead, by body format: "
-        + "; ".join(f"{name}: {_formats(line)}" for name, line in _sizes(found).items())
-        + ".\n\nLoss is called extrapolated outside the table that the law was fitted to, time outside the range of the probes."
+        "A front runs from the best predicted loss, its slow end, to the least time. Loss is called extrapolated outside the\n"
+        "table that the law was fitted to, time outside the range of the profile's probes."
     )
     yield "### Picks"
     for name, line in _sizes(found).items():
-        yield f"**{name}**\n\n" + "\n".join(
-            f"- *{_PICKS[pick]}*: {_plain(one['shape'])} {one['quant']}: {one['reason']}."
-            for pick, one in line["picks"].items()
-            if pick in _PICKS
-        )
+        yield f"**{name}**\n\n{_pick_list(line)}"
 
 
 def _depths(found: Mapping[str, Mapping[str, Line]]) -> Iterator[str]:
@@ -137,31 +140,39 @@ def _depths(found: Mapping[str, Mapping[str, Line]]) -> Iterator[str]:
         return
     yield "## Depth: flat in loss, not in time"
     yield (
-        "For each depth the best of the same choices in Q4_0 (vocabularies 16k to 64k, 3 or 1 query heads a key/value head, six MLP "
-        f"ratios), all at the same number of parameters. *Tied* depths have a shape within {TIE_BAND} nats of the best of all."
+        "For each depth the best of the same choices in Q4_0 (vocabularies of 16,384 to 65,536, 1 or 3 query "
+        "heads a key/value\n"
+        "head, six MLP ratios), all filling the same number of parameters. *Tied* depths have a shape within "
+        f"{TIE_BAND} nats of the best\nof all."
     )
     rows, factors = [], []
     for name, line in sorted(found["depths"].items(), key=lambda item: item[1]["params"]):
         best = min(line["rows"], key=lambda row: row["loss"])
-        tied = [row for row in line["rows"] if row["fastest_tied_ms"] is not None]
-        times = {row["layers"]: row["fastest_tied_ms"] for row in tied}
+        times = {row["layers"]: row["fastest_tied_ms"] for row in line["rows"] if row["fastest_tied_ms"] is not None}
         low, high = min(times), max(times)
         quickest = min(times, key=lambda depth: times[depth])
-        factors.append((high / low, times[high] / min(times.values())))
+        factors.append((high / low, times[high] / times[quickest]))
         rows.append(
-            f"| {name} | {best['layers']} x {best['width']} | {low} to {high} | {times[low]:.1f} | {times[high]:.1f} | {quickest} | "
-            f"{times[quickest]:.1f} |"
+            [
+                *(name, f"{best['layers']} x {best['width']}", f"{low} to {high}", f"{times[low]:.1f}", f"{times[high]:.1f}"),
+                *(str(quickest), f"{times[quickest]:.1f}"),
+            ]
         )
-    yield (
-        "| parameters | best loss at | tied depths | ms per 1,000 characters at the shallowest | at the deepest | fastest tied depth | its "
-        "time |\n|---|--:|--:|--:|--:|--:|--:|\n" + "\n".join(rows)
+    yield _table(
+        [
+            *("parameters", "best loss at", "tied depths", "ms per 1,000 characters at the shallowest", "at the deepest"),
+            *("fastest tied depth", "its time"),
+        ],
+        rows,
     )
-    spans, costs = [factor for factor, _ in factors], [cost for _, cost in factors]
+    spans, costs = [span for span, _ in factors], [cost for _, cost in factors]
     yield (
-        f"Tied depths span a factor of {min(spans):.1f} to {max(spans):.1f}; the deepest tied shape takes {min(costs):.2f} to "
-        f"{max(costs):.2f} times as long as the fastest tied one. The law cannot choose among them, the clock can: that is why the "
-        f"recommended pick is the fastest of the tied and not the best loss. Depths were tried at {len(line['rows'])} values, so "
-        f"the ends of a range are known to the next value only."
+        f"Tied depths span factors of {min(spans):.1f} to {max(spans):.1f}, and the deepest tied shape takes "
+        f"{min(costs):.2f} to "
+        f"{max(costs):.2f}\ntimes as long as the fastest tied one. The law cannot choose among them, the "
+        f"clock can: that is why "
+        "the recommended pick is\nthe fastest of the tied and not the best loss. Depths were tried at "
+        f"{len(next(iter(found['depths'].values()))['rows'])} values, so a range is known to the next value only."
     )
 
 
@@ -170,50 +181,50 @@ def _published(found: Mapping[str, Mapping[str, Line]]) -> Iterator[str]:
         return
     yield "## Published shapes"
     yield (
-        "Each shape as it was published, costed and judged like any candidate: same law, same 1e11 tokens, same formats. This says "
-        "what the *shape* is predicted to be worth, not how good the model is, whose data and tokens are its own. Beside it a search "
-        "within exactly its parameters."
+        "Each shape is costed and judged like any candidate: same law, same 1e11 tokens, same formats. This "
+        "says what the *shape*\n"
+        "is predicted to be worth, not how good the model is, whose data and tokens are its own. Beside it "
+        "what a search within\n"
+        "exactly its parameters found."
     )
-    rows, gains = [], []
+    rows, least = [], {}
     for name, line in found["published"].items():
+        tried = found.get("search", {}).get(name, {}).get("evaluated", [])
         for quant, one in line["quants"].items():
             time, loss = _value(one["ms_per_kchar"]), one["loss"]
-            better = faster = ""
-            search = found.get("search", {}).get(name)
-            if search:
-                mates = [row for row in search["evaluated"] if row[3] <= time]
-                alike = [row for row in search["evaluated"] if row[2] <= loss]
-                if mates:
-                    pick = min(mates, key=lambda row: row[2])
-                    better = f"{pick[2] - loss:+.3f} ({_layers(pick[0])} layers, {pick[1]})"
-                if alike:
-                    pick = min(alike, key=lambda row: row[3])
-                    faster = f"{pick[3] / time:.2f} x ({_layers(pick[0])} layers, {pick[1]})"
-                    gains.append((name, quant, pick[3] / time))
+            better = min((row for row in tried if row[3] <= time), key=lambda row: row[2], default=None)
+            faster = min((row for row in tried if row[2] <= loss), key=lambda row: row[3], default=None)
+            if faster:
+                least[name] = min(least.get(name, 1e9), faster[3] / time)
             rows.append(
-                f"| {name} | {line['layers']} | {line['params'] / 1e6:.0f}M | {quant} | {loss:.3f} | {time:.1f} | {better} | {faster} |"
+                [
+                    *(name, str(line["layers"]), f"{line['params'] / 1e6:.0f}M", quant, f"{loss:.3f}", f"{time:.1f}"),
+                    "" if better is None else f"{better[2] - loss:+.3f} ({_short(better)})",
+                    "" if faster is None else f"{faster[3] / time:.2f} x ({_short(faster)})",
+                ]
             )
-    yield (
-        "| shape | layers | parameters | format | predicted loss | ms per 1,000 characters | best loss found that is no slower | least "
-        "time found at no more loss |\n|---|--:|--:|---|--:|--:|--:|--:|\n" + "\n".join(rows)
+    yield _table(
+        [
+            *("shape", "layers", "parameters", "format", "predicted loss", "ms per 1,000 characters"),
+            *("best loss found that is no slower", "least time found at no more loss"),
+        ],
+        rows,
     )
-    if gains:
-        best = {name: min(gain for other, _, gain in gains if other == name) for name, _, _ in gains}
+    if least:
         yield (
-            "Differences below the tie band mean nothing by themselves. At no more predicted loss the searches found shapes that "
-            "take "
-            + ", ".join(f"{gain:.2f} ({name})" for name, gain in best.items())
-            + " of the published shape's time in the format that gains most; part of that is a smaller vocabulary or another "
-            "format, which a publisher may have had reasons not to choose."
+            "The last two columns name depth, vocabulary and format of what was found. Differences below the tie "
+            "band mean nothing\n"
+            "by themselves. At no more predicted loss the searches found shapes that take "
+            + ", ".join(f"{factor:.2f} ({name})" for name, factor in least.items())
+            + " of the published shape's time, in the format that gains most. Part of that is the vocabulary, "
+            "which a publisher may "
+            "have\nhad reasons to choose that no law here knows."
         )
-    yield (
-        "Sources: "
-        + "; ".join(
-            f"{name}: {line['source']}" + (f" ({line['stand_in']})" if line["stand_in"] else "")
-            for name, line in found["published"].items()
-        )
-        + "."
-    )
+    sources = [
+        f"- {name}: {line['source']}." + (f" Stand-in: {line['stand_in']}." if line["stand_in"] else "")
+        for name, line in found["published"].items()
+    ]
+    yield "Sources:\n\n" + "\n".join(sources)
 
 
 def _measured(found: Mapping[str, Mapping[str, Line]]) -> Iterator[str]:
@@ -226,35 +237,62 @@ def _measured(found: Mapping[str, Mapping[str, Line]]) -> Iterator[str]:
         machine = line["machine"]
         yield "## The same with a stopwatch"
         yield (
-            f"`{line['command']}` on {machine['machine']}, {machine['threads']} threads, timed {line['trials']} shapes and {line['repeats']} "
-            f"leaders again in {line['search_s']:.0f} s altogether ({line['created_utc'][:10]}, commit {line['commit']}). The front has "
-            f"{len(depths)} members with {min(depths)} to {max(depths)} layers; {sure} of them lead with a chance of 95 % or more, {noisy} "
-            f"carry a flag of a disturbed measurement. The profile's predictions for these {len(errors)} shapes are "
-            f"{np.median(errors):.1%} off in the median and {np.quantile(errors, 0.9):.1%} at the 90th percentile."
+            f"`{line['command']}` on {machine['machine']}, {machine['threads']} threads, timed {line['trials']} shapes and "
+            f"{line['repeats']} leaders again, in {line['search_s']:.0f} s altogether ({line['created_utc'][:10]}, commit "
+            f"{line['commit']}). The front has {len(depths)} members of {min(depths)} to {max(depths)} layers; "
+            f"{sure} of them lead "
+            f"with a chance of 95 % or more, {noisy} carry a flag of a disturbed measurement. The profile's "
+            f"predictions for these "
+            f"{len(errors)} shapes are {np.median(errors):.1%} off in the median and "
+            f"{np.quantile(errors, 0.9):.1%} at the 90th "
+            "percentile."
         )
-        yield "\n".join(
-            f"- *{_PICKS[pick]}*: {_plain(one['shape'])} {one['quant']}: {one['reason']}."
-            for pick, one in line["picks"].items()
-            if pick in _PICKS
-        )
+        yield _pick_list(line)
         if predicted:
-            ours = [_layers(predicted["picks"][pick]["shape"]) for pick in ("fastest_tied", "knee")]
-            theirs = [_layers(line["picks"][pick]["shape"]) for pick in ("fastest_tied", "knee")]
+            (ours, knee), (theirs, their_knee) = (
+                [_layers(one["picks"][pick]["shape"]) for pick in ("fastest_tied", "knee")] for one in (predicted, line)
+            )
             yield (
-                f"With predicted times the recommended pick had {ours[0]} layers and the knee {ours[1]}; with measured ones "
-                f"{theirs[0]} and {theirs[1]}."
+                f"With predicted times the recommended pick had {ours} layers and the knee {knee}; with measured ones "
+                f"{theirs} and "
+                f"{their_knee}."
             )
 
 
 def _limits() -> str:
     return """## What this does not show
 
-- Nothing was trained. Every loss is predicted by a law fitted to one family of 22 shapes; [quality.md](quality.md) says what it was
-  checked on and where it is extrapolated.
-- Depth ranges are those of the law's tie band. They say that the law cannot tell these shapes apart, not that training could not.
-- The vocabulary term rests on 4 to 37 tokens a parameter; picks that hang on it say so in their search (`without_vocab_term`).
+- Nothing was trained. Every loss is predicted by a law fitted to one family of 22 shapes; [quality.md](quality.md) says what it
+  was checked on and where it is extrapolated.
+- Depth ranges are those of the law's tie band. They say that the law cannot tell these shapes apart, not that training could
+  not.
+- The vocabulary term rests on 4 to 37 tokens a parameter; picks that hang on it say so in their search
+  (`without_vocab_term`).
 - One device, one runtime, one thread count, decoding only. Prompts, other contexts and other devices move the picks.
-- LFM2 and MobileLLM-Flash are placed by stand-ins, so their squares show where such a depth and width lies, not those models."""
+- LFM2 and MobileLLM-Flash are placed by stand-ins: their squares show where such a depth and width lies, not those models."""
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; the first column is text."""
+    lines = [heads, ["---", *("--:" for _ in heads[1:])], *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _pick_list(line: Line) -> str:
+    return "\n".join(
+        f"- *{_PICKS[name]}*: {_plain(one['shape'])} {one['quant']}: {one['reason']}."
+        for name, one in line["picks"].items()
+        if name in _PICKS
+    )
+
+
+def _beyond(member: Line) -> bool:
+    return "extrapolated" in member["measurement_flags"]
+
+
+def _short(row: Sequence[Any]) -> str:
+    shape = Shape.parse(row[0])
+    return f"{shape.num_layers} layers, {shape.vocab_size:,}, {row[1]}"
 
 
 def _formats(line: Line) -> str:
@@ -262,10 +300,6 @@ def _formats(line: Line) -> str:
     for one in line["front"]:
         counts[one["quant"]] = counts.get(one["quant"], 0) + 1
     return ", ".join(f"{count} {quant}" for quant, count in sorted(counts.items()))
-
-
-def _texts(members: Sequence[Line]) -> list[str]:
-    return [one["shape"] for one in members]
 
 
 def _layers(text: str) -> int:
@@ -276,8 +310,8 @@ def _plain(text: str) -> str:
     shape = Shape.parse(text)
     tied = "" if shape.tie_word_embeddings else ", untied"
     return (
-        f"{shape.num_layers} x {shape.hidden_size}, {shape.num_heads}/{shape.num_kv_heads} heads, MLP {shape.intermediate_size}, "
-        f"vocabulary {shape.vocab_size:,}{tied},"
+        f"{shape.num_layers} x {shape.hidden_size}, {shape.num_heads}/{shape.num_kv_heads} heads, "
+        f"MLP {shape.intermediate_size}, vocabulary {shape.vocab_size:,}{tied},"
     )
 
 

@@ -40,7 +40,7 @@ _RANDOM_ATTEMPTS = 1000  # random points before the space counts as used up
 REPEATS = 3
 OPEN = 0.05  # a chance of leading between this and its complement is open
 _MOST_REPEATED = 8  # candidates per round, the most open first
-_OPTUNA_EVERY = 4  # guided steps leave every fourth to Optuna's sampler, which believes in no time model
+_OPTUNA_EVERY = 8  # guided steps leave every eighth to Optuna's sampler, which believes in no time model
 _LEAST_REPEATS = 8  # of one search, all candidates together; a larger one may take as many as a quarter of its trials
 
 

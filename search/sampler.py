@@ -21,7 +21,7 @@ class SamplerChoice:
     """One of :data:`CHOICES`, and why.
 
     Attributes:
-        name: ``exhaustive`` takes every candidate, ``guided`` asks ``search/guide.py`` with every fourth step by Optuna's
+        name: ``exhaustive`` takes every candidate, ``guided`` asks ``search/guide.py`` with every eighth step by Optuna's
             TPE, the others are Optuna's TPE, NSGA-II and random samplers.
         why: for people.
     """

@@ -19,7 +19,7 @@ from deepthin.search.run import run_search
 from tests.support.benchmark_scripts import load_script
 from tests.support.fake_costs import FakeMeasure, fake_cost
 
-spaces, benchmark = load_script("listed_spaces"), load_script("search")
+spaces, kept, benchmark = load_script("listed_spaces"), load_script("kept_profile"), load_script("search")
 CONFIG = {"params": 5_000_000, "vocabs": (4096, 8192), "quants": ("q4_0",), "head_dims": (64,), "kv_groups": (1,)}
 SETTINGS = spaces.SpaceSettings("two vocabularies", CONFIG)
 SHARE = 0.08  # of a space this small; a twentieth of it is the first shapes alone
@@ -152,12 +152,10 @@ def test_the_report_counts_seeds_and_gives_intervals(profile: Profile, tmp_path:
 def test_the_kept_profile_predicts_the_same_without_its_samples(
     profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(benchmark, "RESULTS", tmp_path)
-    monkeypatch.setattr(benchmark, "machine_name", lambda record: "some-machine")
+    monkeypatch.setattr(kept, "machine_name", lambda record: "some-machine")
     with pytest.raises(UsageError, match=r"0 files are called search-profile\.json, one is needed"):
-        benchmark.kept_profile()
-    path = benchmark.keep(profile)
-    assert benchmark.kept_profile() == path == tmp_path / "some-machine" / "search-profile.json"
-    shape = Shape.parse("smollm2-135m")
-    kept = benchmark.costs_of(read_profile(path))(shape, "q4_0")
-    assert kept == benchmark.costs_of(profile)(shape, "q4_0")
+        kept.kept_profile(tmp_path)
+    path = kept.keep(profile, tmp_path)
+    assert kept.kept_profile(tmp_path) == path == tmp_path / "some-machine" / "search-profile.json"
+    shape = Shape.parse("L=30,d=576,heads=9,kv=3,ff=1536,vocab=49152,tied")
+    assert benchmark.costs_of(read_profile(path))(shape, "q4_0") == benchmark.costs_of(profile)(shape, "q4_0")

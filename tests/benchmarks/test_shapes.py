@@ -1,4 +1,4 @@
-"""The page about shapes: searches and published shapes are stored once, and every figure of the page comes from what is stored."""
+"""The page about shapes: what it needs is stored once, and every figure of it comes from what is stored."""
 
 from __future__ import annotations
 
