@@ -50,7 +50,7 @@ DOCUMENT, FIGURE = ROOT / "docs" / "shapes.md", ROOT / "docs" / "shapes.svg"
 SIZES = {"60M": 60_000_000, "125M": 125_000_000, "350M": 350_000_000, "900M": 900_000_000}
 TRIALS = 300
 DEPTHS = (3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 18, 21, 24, 27, 30, 34, 38, 43, 48, 54, 61, 70, 80)
-SWEEP = {"vocabs": (16384, 32768, 49152, 65536), "head_dims": (64,), "kv_groups": (1, 3), "quants": ("q4_0",)}
+SWEEP: dict[str, Any] = {"vocabs": (16384, 32768, 49152, 65536), "head_dims": (64,), "kv_groups": (1, 3), "quants": ("q4_0",)}
 PUBLISHED_QUANTS = ("q4_0", "q8_0")
 
 

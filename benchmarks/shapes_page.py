@@ -187,7 +187,8 @@ def _published(found: Mapping[str, Mapping[str, Line]]) -> Iterator[str]:
         "what a search within\n"
         "exactly its parameters found."
     )
-    rows, least = [], {}
+    rows: list[list[str]] = []
+    least: dict[str, float] = {}
     for name, line in found["published"].items():
         tried = found.get("search", {}).get(name, {}).get("evaluated", [])
         for quant, one in line["quants"].items():

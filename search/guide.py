@@ -35,6 +35,8 @@ _OPTIMISM = 0.5  # standard deviations that a time is taken to be shorter, so th
 _SHORTLIST_OPTIMISM = 2.0
 _MOST_FITTED = 512  # measured candidates, those nearest the front first: the correction costs their number cubed
 
+Describe = Callable[[Candidate, int], tuple[float, ...]]
+
 
 @dataclass(frozen=True, slots=True)
 class _Known:
@@ -116,7 +118,7 @@ class Guide:
         if limits.kv_bytes is not None:
             cache = np.array([limits.context * kv_bytes_per_token(known.candidate.shape) for known in members])
             worst = np.maximum(worst, cache / limits.kv_bytes - 1)
-        timed = [
+        timed: list[tuple[float | None, Describe, Callable[[Scored], float]]] = [
             (limits.ms_per_token, features, lambda one: one.cost.decode.value),
             (limits.ttft_ms, prompt_features, lambda one: one.cost.first_token.value if one.cost.first_token else math.nan),
         ]
@@ -130,7 +132,7 @@ class Guide:
     def _model(
         self,
         scored: Sequence[Scored],
-        describe: Callable[[Candidate, int], tuple[float, ...]],
+        describe: Describe,
         seconds: Callable[[Scored], float],
     ) -> TimeModel:
         rows = np.array([describe(one.candidate, self._context) for one in scored])

@@ -20,7 +20,13 @@ from tests.support.benchmark_scripts import load_script
 from tests.support.fake_costs import FakeMeasure, fake_cost
 
 spaces, kept, benchmark = load_script("listed_spaces"), load_script("kept_profile"), load_script("search")
-CONFIG = {"params": 5_000_000, "vocabs": (4096, 8192), "quants": ("q4_0",), "head_dims": (64,), "kv_groups": (1,)}
+CONFIG: dict[str, Any] = {
+    "params": 5_000_000,
+    "vocabs": (4096, 8192),
+    "quants": ("q4_0",),
+    "head_dims": (64,),
+    "kv_groups": (1,),
+}
 SETTINGS = spaces.SpaceSettings("two vocabularies", CONFIG)
 SHARE = 0.08  # of a space this small; a twentieth of it is the first shapes alone
 

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from deepthin.engine.arrays import F64
 from deepthin.search.budget import Budget
 from deepthin.search.design import random_generator
 from deepthin.search.space import Candidate, Space
@@ -19,7 +20,7 @@ def drawn(count: int, seed: int = 0) -> list[Candidate]:
     return [SPACE.decode(SPACE.sample(generator)) for _ in range(count)]
 
 
-def described(candidates: list[Candidate]) -> tuple[np.ndarray, np.ndarray]:
+def described(candidates: list[Candidate]) -> tuple[F64, F64]:
     """Features and made-up seconds."""
     seconds = [fake_cost(one.shape, one.quant).seconds_per_token.to_json()["median"] for one in candidates]
     return np.array([features(one, 512) for one in candidates]), np.array(seconds)
