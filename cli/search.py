@@ -55,10 +55,10 @@ EXAMPLES = """examples:
   deepthin search --params 150M --profile pixel-9   for a device that is not here; times are predicted
   deepthin search --config run.toml --json
 
-The budget counts the embedding and is never exceeded. Every shape that is proposed is timed here, about a second each (less with over 200), up to
-three while other programs use the machine; their work spoils the times, and is flagged. DIR holds everything: config.json,
-journal, measurements, front.json and export/. The same command again resumes or repeats a run without measuring anything
-twice; a new DIR measures anew, unless --store names the timings of an earlier run.
+The budget counts the embedding and is never exceeded. Every shape that is proposed is timed here, about a second each (less
+where there are more than 200), up to three times that while other programs use the machine; their work spoils the times, and
+is flagged. DIR holds everything: config.json, journal, measurements, front.json and export/. The same command again resumes or
+repeats a run without measuring anything twice; a new DIR measures anew, unless --store names the timings of an earlier run.
 """
 
 
