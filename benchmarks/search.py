@@ -79,13 +79,13 @@ SPACES: dict[str, SpaceSettings] = {
         },
     ),
     "350MB": SpaceSettings(
-        "five formats under a budget in bytes, two vocabularies",
+        "four formats under a budget in bytes, two vocabularies",
         {
             "bytes": 350_000_000,
             "vocabs": (32768, 65536),
-            "quants": ("q4_0", "q5_0", "q5_1", "q8_0", "f16"),
+            "quants": ("q4_0", "q5_0", "q8_0", "f16"),
             "head_dims": (64,),
-            "kv_groups": (1, 4),
+            "kv_groups": (4,),
         },
     ),
 }

@@ -111,13 +111,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--profile", type=Path, help="profile that gives the times (default: the kept one)")
     parser.add_argument("--data", type=Path, help="file of results (default: shapes.jsonl beside the profile)")
     parser.add_argument("--measure", choices=tuple(SIZES), help="also run one measured search of this size")
+    parser.add_argument("--out", type=Path, help="run folder of the measured search (default: a temporary one)")
     parser.add_argument("--report", action="store_true", help="write docs/shapes.md and docs/shapes.svg; run nothing")
     options = parser.parse_args(argv)
     path = options.profile or kept_profile()
     data = options.data or path.with_name("shapes.jsonl")
     if not options.report:
         profile = read_profile(path)
-        for line in missing(read_lines(data), profile, options.measure, time.monotonic() + options.budget_s):
+        if options.measure:
+            with tempfile.TemporaryDirectory(prefix="deepthin-shapes-") as folder:
+                append(data, measured(options.measure, profile, options.out or Path(folder) / "run"))
+        for line in missing(read_lines(data), profile, time.monotonic() + options.budget_s):
             print(f"{line['kind']} {line['name']}: {line['wall_s']:.0f} s", file=sys.stderr, flush=True)
             append(data, line)
     lines = read_lines(data)
@@ -131,25 +135,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def missing(
-    stored: Sequence[Mapping[str, Any]], profile: Profile, measure: str | None, deadline: float
-) -> Iterator[dict[str, Any]]:
-    """Lines that are not stored yet for this profile, one at a time, until ``deadline`` of the monotonic clock."""
+def missing(stored: Sequence[Mapping[str, Any]], profile: Profile, deadline: float) -> Iterator[dict[str, Any]]:
+    """Predicted lines that are not stored yet for this profile, one at a time, until ``deadline`` of the monotonic clock."""
     costs = PredictedCosts(profile, CONTEXT)
     done = {(line["kind"], line["name"]) for line in stored if line["profile"] == costs.identity}
     jobs = [("published", one.name) for one in PUBLISHED]
     jobs += [(kind, name) for kind in ("depths", "search") for name in SIZES]
     jobs += [("search", one.name) for one in PUBLISHED]
-    if measure:
-        jobs.insert(0, ("measured", measure))
     published = {one.name: one for one in PUBLISHED}
-    head = {
-        "schema": SCHEMA,
-        "profile": costs.identity,
-        "device": profile.title,
-        "profiled": profile.created_utc[:10],
-        **commit(),
-    }
     for kind, name in jobs:
         if (kind, name) in done or time.monotonic() > deadline:
             continue
@@ -159,20 +152,28 @@ def missing(
             body = placed(published[name], costs)
         elif kind == "depths":
             body = {"rows": depth_sweep(params, costs)}
-        elif kind == "search":
-            body = searched(params, costs)
         else:
-            body = measured_search(params, costs)
-        created = datetime.now(UTC).isoformat(timespec="seconds")
-        yield {
-            **head,
-            "kind": kind,
-            "name": name,
-            "params": params,
-            "created_utc": created,
-            **body,
-            "wall_s": time.monotonic() - start,
-        }
+            body = searched(params, costs)
+        yield {**_head(profile), "kind": kind, "name": name, "params": params, **body, "wall_s": time.monotonic() - start}
+
+
+def measured(name: str, profile: Profile, out: Path) -> dict[str, Any]:
+    """The line of a search of the size called ``name`` that is timed here, in the run folder ``out``."""
+    body = measured_search(SIZES[name], PredictedCosts(profile, CONTEXT), out)
+    return {**_head(profile), "kind": "measured", "name": name, "params": SIZES[name], **body, "wall_s": body["search_s"]}
+
+
+def _head(profile: Profile) -> dict[str, Any]:
+    """What every line says: which profile, which code, when."""
+    return {
+        "schema": SCHEMA,
+        "profile": PredictedCosts(profile, CONTEXT).identity,
+        "device": profile.title,
+        "profiled": profile.created_utc[:10],
+        "flags": list(profile.flags),
+        "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),
+        **commit(),
+    }
 
 
 def placed(one: Published, costs: PredictedCosts) -> dict[str, Any]:
@@ -209,7 +210,10 @@ def depth_sweep(params: int, costs: PredictedCosts) -> list[dict[str, Any]]:
             for group in free["kv_group"]:
                 for ratio in free["mlp_ratio"]:
                     point = {name: values[0] for name, values in free.items()}
-                    candidate = space.decode(point | {"layers": layers, "vocab": vocab, "kv_group": group, "mlp_ratio": ratio})
+                    own = {"layers": layers, "vocab": vocab, "kv_group": group, "mlp_ratio": ratio}
+                    candidate = space.decode(point | own)
+                    if candidate.shape.num_layers != layers:
+                        continue  # layers were added to fill the budget: not the best of that depth but a leftover
                     candidates[candidate.key] = candidate
     scored = [
         Scored(0, one, quality.predict(one.shape, one.quant), Cost.of(costs.measure(one.shape, one.quant)))
@@ -241,32 +245,32 @@ def searched(params: int, costs: PredictedCosts) -> dict[str, Any]:
         return shortened(run_search(config, measure=costs.measure, out=Path(folder) / "run"))
 
 
-def measured_search(params: int, costs: PredictedCosts) -> dict[str, Any]:
+def measured_search(params: int, costs: PredictedCosts, out: Path) -> dict[str, Any]:
     """``deepthin search`` with 300 shapes timed on this machine, as a user runs it, and how well the profile foresaw it."""
-    with tempfile.TemporaryDirectory(prefix="deepthin-shapes-") as folder:
-        out = Path(folder) / "run"
-        options = ["--params", str(params), "--trials", str(TRIALS), "--plateau", "0", "--no-export", "--quiet"]
-        command = [sys.executable, "-m", "deepthin", "search", *options, "--out", str(out)]
-        start = time.monotonic()
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        seconds = time.monotonic() - start
-        document = json.loads((out / "front.json").read_text(encoding="utf-8"))
-        stored = [json.loads(line) for line in (out / "measurements.jsonl").read_text(encoding="utf-8").splitlines()]
-    errors = []
-    for one in document["evaluated"]:
-        shape, quant = Shape.parse(one["shape"]), one["quant"]
-        predicted = Scored(
-            0, Candidate(shape, quant), SearchConfig().quality.predict(shape, quant), Cost.of(costs.measure(shape, quant))
-        )
-        errors.append(predicted.time / one["ms_per_kchar"] - 1)
+    options = ["--params", str(params), "--trials", str(TRIALS), "--plateau", "0", "--no-export", "--quiet"]
+    command = [sys.executable, "-m", "deepthin", "search", *options, "--out", str(out)]
+    start = time.monotonic()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    seconds = time.monotonic() - start
+    document = json.loads((out / "front.json").read_text(encoding="utf-8"))
+    stored = [json.loads(line) for line in (out / "measurements.jsonl").read_text(encoding="utf-8").splitlines()]
+    times = [
+        [predicted_time(Shape.parse(one["shape"]), one["quant"], costs), one["ms_per_kchar"]] for one in document["evaluated"]
+    ]
     return {
         **shortened(document),
         "command": " ".join(["deepthin", "search", *options]),
         "search_s": seconds,
         "repeats": sum("repeat" in line for line in stored),
         "machine": document["measured_on"],
-        "prediction_errors": errors,
+        "predicted_and_measured": times,
     }
+
+
+def predicted_time(shape: Shape, quant: str, costs: PredictedCosts) -> float:
+    """Milliseconds per 1,000 characters."""
+    quality = SearchConfig().quality.predict(shape, quant)
+    return Scored(0, Candidate(shape, quant), quality, Cost.of(costs.measure(shape, quant))).time
 
 
 def shortened(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from front_chart import Mark, front_chart
 
+from deepthin.engine.arrays import F64
 from deepthin.engine.shape import Shape
 from deepthin.search.quality.model import TIE_BAND
 
@@ -126,6 +127,17 @@ def _fronts(found: Mapping[str, Mapping[str, Line]]) -> Iterator[str]:
         ],
         rows,
     )
+    widths = [
+        np.log(one["ms_per_kchar"]["high"] / one["ms_per_kchar"]["low"]) / 2
+        for line in _sizes(found).values()
+        for one in line["front"]
+    ]
+    flags = next(iter(_sizes(found).values()))["flags"]
+    yield (
+        f"The 90 % interval of a predicted time is {np.expm1(np.median(widths)):.0%} wide to each side in the median"
+        + (f"; the profile is flagged {', '.join(flags)}" if flags else "")
+        + "."
+    )
     yield (
         "A front runs from the best predicted loss, its slow end, to the least time. Loss is called extrapolated outside the\n"
         "table that the law was fitted to, time outside the range of the profile's probes."
@@ -230,7 +242,9 @@ def _published(found: Mapping[str, Mapping[str, Line]]) -> Iterator[str]:
 
 def _measured(found: Mapping[str, Mapping[str, Line]]) -> Iterator[str]:
     for name, line in found.get("measured", {}).items():
-        errors = np.abs(line["prediction_errors"])
+        pairs = np.asarray(line["predicted_and_measured"])
+        errors, factor = np.abs(pairs[:, 0] / pairs[:, 1] - 1), float(np.median(pairs[:, 0] / pairs[:, 1]))
+        left = np.abs(pairs[:, 0] / factor / pairs[:, 1] - 1)
         depths = [_layers(one["shape"]) for one in line["front"]]
         noisy = sum(bool(one["measurement_flags"]) for one in line["front"])
         sure = sum(one["front_probability"] >= 0.95 for one in line["front"])
@@ -239,14 +253,16 @@ def _measured(found: Mapping[str, Mapping[str, Line]]) -> Iterator[str]:
         yield "## The same with a stopwatch"
         yield (
             f"`{line['command']}` on {machine['machine']}, {machine['threads']} threads, timed {line['trials']} shapes and "
-            f"{line['repeats']} leaders again, in {line['search_s']:.0f} s altogether ({line['created_utc'][:10]}, commit "
-            f"{line['commit']}). The front has {len(depths)} members of {min(depths)} to {max(depths)} layers; "
-            f"{sure} of them lead "
-            f"with a chance of 95 % or more, {noisy} carry a flag of a disturbed measurement. The profile's "
-            f"predictions for these "
-            f"{len(errors)} shapes are {np.median(errors):.1%} off in the median and "
-            f"{np.quantile(errors, 0.9):.1%} at the 90th "
-            "percentile."
+            f"{line['repeats']} leaders\nagain, in {line['search_s']:.0f} s altogether ({line['created_utc'][:10]}, commit "
+            f"{line['commit']}). The front has {len(depths)} members of {min(depths)} to {max(depths)} layers; {sure} of\n"
+            f"them lead with a chance of 95 % or more, {noisy} carry a flag of a disturbed measurement."
+        )
+        yield (
+            f"The profile's predictions for these {len(pairs)} shapes are {np.median(errors):.1%} off in the median, "
+            f"{np.quantile(errors, 0.9):.1%} at the 90th percentile; with their common\nfactor of {factor:.2f} taken "
+            "out "
+            f"{np.median(left):.1%} and {np.quantile(left, 0.9):.1%}. Their order agrees with Spearman's rho = "
+            f"{_rank_agreement(pairs):.3f}. A common factor moves no front."
         )
         yield _pick_list(line)
         if predicted:
@@ -254,10 +270,15 @@ def _measured(found: Mapping[str, Mapping[str, Line]]) -> Iterator[str]:
                 [_layers(one["picks"][pick]["shape"]) for pick in ("fastest_tied", "knee")] for one in (predicted, line)
             )
             yield (
-                f"With predicted times the recommended pick had {ours} layers and the knee {knee}; with measured ones "
-                f"{theirs} and "
-                f"{their_knee}."
+                f"With predicted times the recommended pick had {ours} layers and the knee {knee}; with measured ones {theirs} "
+                f"and {their_knee}."
             )
+
+
+def _rank_agreement(pairs: F64) -> float:
+    """Spearman's rank correlation of two columns."""
+    ranks = np.argsort(np.argsort(pairs, axis=0, kind="stable"), axis=0)
+    return float(np.corrcoef(ranks[:, 0], ranks[:, 1])[0, 1])
 
 
 def _limits() -> str:

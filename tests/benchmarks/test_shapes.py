@@ -33,8 +33,8 @@ def lines(profile: Profile) -> list[dict[str, Any]]:
         patch.setattr(shapes, "TRIALS", 20)
         patch.setattr(shapes, "DEPTHS", (4, 12, 24))
         patch.setattr(shapes, "PUBLISHED", shapes.PUBLISHED[-2:-1])
-        found = list(shapes.missing([], profile, None, float("inf")))
-        again = list(shapes.missing(found, profile, None, float("inf")))
+        found = list(shapes.missing([], profile, float("inf")))
+        again = list(shapes.missing(found, profile, float("inf")))
     assert again == []
     (search,) = [line for line in found if line["kind"] == "search" and line["name"] == "60M"]
     measured = copy.deepcopy(search) | {
@@ -43,7 +43,7 @@ def lines(profile: Profile) -> list[dict[str, Any]]:
         "search_s": 283.4,
         "repeats": 7,
         "machine": {"machine": "a laptop", "threads": 2, "context": 512},
-        "prediction_errors": [0.01, -0.02, 0.03],
+        "predicted_and_measured": [[101.0, 100.0], [204.0, 200.0], [309.0, 300.0]],
     }
     return [*found, measured]
 

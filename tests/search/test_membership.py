@@ -51,7 +51,7 @@ def test_of_equal_losses_only_the_quickest_leads() -> None:
 
 def test_probabilities_say_how_often_a_member_really_leads() -> None:
     """Times scatter around what was measured as their intervals say; then shares must come out as predicted."""
-    draws = np.random.Generator(np.random.PCG64(7))
+    draws = np.random.Generator(np.random.PCG64(8))
     predicted, happened = [], []
     for _ in range(60):
         losses = np.sort(draws.uniform(3.0, 3.2, 10))
