@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy loads: its threads stay busy for a while after each product,
+# which would be the first moments of a measurement; what a search computes is small
+
 import argparse
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -48,6 +53,7 @@ TARGETS = ("hf", "onnx", "gguf", "gguf-k-quants", "transformersjs")  # as in sea
 PRICED = ("gguf", "gguf-k-quants", "onnx")
 SAMPLERS = ("exhaustive", "guided", "tpe", "nsga2", "random")
 PICKS = ("best_quality", "fastest_tied", "knee", "smallest_kv", "no_slower_than_baseline")
+SHAPE_S, ALL_SHAPES_S, LEAST_SHAPE_S = 1.0, 200.0, 0.25  # seconds for timing one shape; 300 and their repeats in five minutes
 LARGE_RESIDUAL = 0.1  # sums of parts this far from the whole model can reorder a front
 EXPORT_FOLDER, SUMMARY = "export", "summary.md"
 EXAMPLES = """examples:
@@ -60,10 +66,11 @@ EXAMPLES = """examples:
   deepthin search --config run.toml --json
   deepthin search --storage postgresql://me@db/deepthin --device pi5    timed by deepthin search worker on other machines
 
-The budget counts the embedding and is never exceeded. Every shape that is proposed is timed here, about a second each, up to
-three while other programs use the machine; their work spoils the times, and is flagged. DIR holds everything: config.json,
-journal, measurements, front.json, summary.md and export/. The same command again resumes or repeats a run without measuring
-anything twice; a new DIR measures anew, unless --store names the timings of an earlier run.
+The budget counts the embedding and is never exceeded. Every shape that is proposed is timed here, about a second each (less
+where there are more than 200), up to three times that while other programs use the machine; their work spoils the times, and
+is flagged. DIR holds everything: config.json, journal, measurements, front.json, summary.md and export/. The same command again
+resumes or repeats a run without measuring anything twice; a new DIR measures anew, unless --store names the timings of an
+earlier run.
 """
 
 
@@ -279,18 +286,24 @@ def _timed(options: argparse.Namespace, progress: Progress) -> _Found:
     from deepthin.search.run import run_search
 
     store = options.store or options.out / "timings.jsonl"
-    costs = BlockCosts(store, options.threads or default_threads(), config.context)
+    budget_s = shape_seconds(config.trials)
+    costs = BlockCosts(store, options.threads or default_threads(), config.context, budget_s)
     again: dict[int, BlockCosts] = {}  # each repeat has a store of its own, so that nothing is found but everything is kept
 
     def remeasure(shape: Shape, quant: str, number: int) -> TokenCost:
         path = store.with_name(f"{store.stem}-repeat{number}.jsonl")
-        return again.setdefault(number, BlockCosts(path, costs.threads, config.context)).measure(shape, quant)
+        return again.setdefault(number, BlockCosts(path, costs.threads, config.context, budget_s)).measure(shape, quant)
 
     document = run_search(config, measure=costs.measure, out=options.out, progress=progress, remeasure=remeasure)
     fresh = costs.num_measured
     picks = dict.fromkeys((pick["shape"], pick["quant"]) for pick in document["picks"].values())
     progress("timing whole models against the sums of their parts")
     return config, document, costs.check_residual([(Shape.parse(shape), quant) for shape, quant in picks]), fresh
+
+
+def shape_seconds(trials: int) -> float:
+    """Seconds that timing one shape may take, undisturbed: fewer where there are many, since leaders are timed again."""
+    return max(LEAST_SHAPE_S, min(SHAPE_S, ALL_SHAPES_S / trials))
 
 
 def _shared(options: argparse.Namespace, progress: Progress) -> _Found:

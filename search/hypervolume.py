@@ -12,6 +12,7 @@ import numpy as np
 from deepthin.engine.arrays import F64
 
 Pair = tuple[float, float]
+_MARGIN = 0.1  # of the front's extent, beyond its ends
 
 
 def staircase(points: Sequence[Pair]) -> list[Pair]:
@@ -21,6 +22,13 @@ def staircase(points: Sequence[Pair]) -> list[Pair]:
         if not front or y < front[-1][1]:
             front.append((x, y))
     return front
+
+
+def corner_of(points: Sequence[Pair]) -> Pair:
+    """A far corner for areas: a tenth of the extent of the front of ``points`` beyond its ends, so that these count too."""
+    front = staircase(points)
+    (x_low, y_high), (x_high, y_low) = front[0], front[-1]
+    return x_high + _MARGIN * (x_high - x_low or 1.0), y_high + _MARGIN * (y_high - y_low or 1.0)
 
 
 def hypervolume(points: Sequence[Pair], reference: Pair) -> float:

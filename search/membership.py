@@ -26,8 +26,10 @@ def front_probabilities(scored: Sequence[Scored]) -> dict[str, float]:
     centres = np.log([timing.value for timing in timings])
     spreads = np.array([np.log(timing.high / max(timing.low, 1e-300)) / _INTERVAL_SDS[timing.basis] for timing in timings])
     draws = centres + spreads * random_generator(0, _DRAWS, 3).standard_normal((_DRAWS, len(ordered)))
-    fastest = np.minimum.accumulate(draws, axis=1)
-    leads = np.ones_like(draws, dtype=bool)
-    leads[:, 1:] = draws[:, 1:] < fastest[:, :-1]
+    _, starts, group = np.unique([one.loss for one in ordered], return_index=True, return_inverse=True)
+    quickest = np.minimum.reduceat(draws, starts, axis=1)  # of each loss, [R, distinct losses]
+    better = np.full_like(quickest, np.inf)
+    better[:, 1:] = np.minimum.accumulate(quickest, axis=1)[:, :-1]
+    leads = (draws < better[:, group]) & (draws <= quickest[:, group])
     shares = leads.mean(axis=0)
     return {one.candidate.key: float(share) for one, share in zip(ordered, shares, strict=True)}

@@ -6,6 +6,7 @@ What a shape costs comes from ``measure``, which the caller hands in; nothing he
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +22,11 @@ from deepthin.search.design import initial_design, random_generator
 from deepthin.search.folder import RunFolder
 from deepthin.search.front import comparison, feasible, front_document
 from deepthin.search.guide import Guide
-from deepthin.search.hypervolume import hypervolume
 from deepthin.search.least_cache import require_cache
 from deepthin.search.membership import front_probabilities
 from deepthin.search.objectives import Scored
 from deepthin.search.picks import RECOMMENDED, choose
+from deepthin.search.plateau import on_plateau
 from deepthin.search.sampler import EXHAUSTIVE, GUIDED, NSGA2, RANDOM, TPE
 from deepthin.search.space import Candidate, Space
 from deepthin.search.study import Proposal, SearchStudy, TrialLog
@@ -36,14 +37,14 @@ __all__ = ["SearchConfig", "run_search"]
 Progress = Callable[[str, int | None, int | None], None]
 Announce = Callable[[Sequence[tuple[Shape, str]], int], None]  # candidates; 0, or the number of the repeat
 
-_SAMPLER_ATTEMPTS = 8  # proposals of known candidates before random points are tried
+_SAMPLER_ATTEMPTS = {GUIDED: 2}  # proposals of known candidates before others are tried; TPE keeps to what it knows
+_MOST_ATTEMPTS = 8
 _RANDOM_ATTEMPTS = 1000  # random points before the space counts as used up
 REPEATS = 3
 OPEN = 0.05  # a chance of leading between this and its complement is open
 _MOST_REPEATED = 8  # candidates per round, the most open first
-_OPTUNA_EVERY = 4  # guided steps leave every fourth to Optuna's sampler, which believes in no time model
-_PLATEAU_GAIN = 0.001  # relative; less than this in `plateau` steps is no progress
-_LEAST_MEASURED = 16  # before a plateau can be seen
+_OPTUNA_EVERY = 8  # guided steps leave every eighth to Optuna's sampler, which believes in no time model
+_LEAST_REPEATS = 8  # of one search, all candidates together; a larger one may take as many as a quarter of its trials
 
 
 def run_search(
@@ -111,7 +112,7 @@ class _Run:
         self._study = SearchStudy(
             folder.journal, space.dimensions, config.seed, constrained=constrained, sampler=optunas, log=log
         )
-        self._guide = Guide(space, self._quality, config.context, config.seed) if kind == GUIDED else None
+        self._guide = Guide(space, self._quality, config.context, config.seed, config.limits) if kind == GUIDED else None
         self._every = iter(space.points()) if kind == EXHAUSTIVE else None
         self._stopped = "trials"
         self._scored: list[Scored] = []
@@ -160,32 +161,39 @@ class _Run:
         return self._guide.propose(step, self._scored, self._keys)
 
     def _on_plateau(self, step: int) -> bool:
-        """Whether the last ``plateau`` steps added next to nothing to the area in front of the first ones' worst."""
-        patience = self._config.plateau
-        pairs = [(one.step, (one.loss, math.log(one.time))) for one in self._scored if self._config.limits.met(one)]
-        early = [pair for at, pair in pairs if at < step - patience]
-        if not patience or len(early) < _LEAST_MEASURED:
+        """Whether the last ``plateau`` steps added next to nothing; a space that is taken whole is taken to its end."""
+        if self._every is not None or not self._config.plateau:
             return False
-        corner = (max(loss for loss, _ in early), max(time for _, time in early))
-        before, now = hypervolume(early, corner), hypervolume([pair for _, pair in pairs], corner)
-        return before > 0 and now / before - 1 < _PLATEAU_GAIN
+        met = [one for one in self._scored if self._config.limits.met(one)]
+        return on_plateau([(one.step, (one.loss, math.log(one.time))) for one in met], step, self._config.plateau)
 
     def settle(self, remeasure: RepeatedCostOf, say: Progress, announce: Announce | None = None) -> None:
-        """Measure the candidates again whose place on the front is open; their times become those of all measurements."""
-        for number in range(1, REPEATS + 1):
+        """Measure the candidates again whose place on the front is open, the most open first; their times become those of all.
+
+        It ends when no place is open, when each open one was repeated :data:`REPEATS` times, or when a quarter as many
+        repeats as trials were spent: some places stay open however long one measures.
+        """
+        done: Counter[str] = Counter()
+        left = max(_LEAST_REPEATS, self._config.trials // 4)
+        while left > 0:
             usable = [one for one in self._scored if self._config.limits.met(one)]
             chances = front_probabilities(usable)
             unsettled = [one for one in usable if OPEN < chances[one.candidate.key] < 1 - OPEN]
+            unsettled = [one for one in unsettled if done[one.candidate.key] < REPEATS]
             unsettled.sort(key=lambda one: (abs(chances[one.candidate.key] - 0.5), one.candidate.key))
             if not unsettled:
                 return
-            say(f"measuring {len(unsettled[:_MOST_REPEATED])} leaders again, whose order is open", None, None)
-            coming = [one.candidate for one in unsettled[:_MOST_REPEATED]]
-            if announce is not None:
+            say(f"measuring leaders again, {len(unsettled)} of which have no sure place", None, None)
+            batch = unsettled[: min(_MOST_REPEATED, left)]
+            done.update(one.candidate.key for one in batch)
+            left -= len(batch)
+            for number in sorted({done[one.candidate.key] for one in batch}):
+                coming = [one.candidate for one in batch if done[one.candidate.key] == number]
                 new = [one for one in coming if self._folder.repeated(one.key, number) is None]
-                announce([(one.shape, one.quant) for one in new], number)
-            for one in unsettled[:_MOST_REPEATED]:
-                self._repeat(one, number, remeasure)
+                if announce is not None:
+                    announce([(one.shape, one.quant) for one in new], number)
+            for one in batch:
+                self._repeat(one, done[one.candidate.key], remeasure)
 
     def _repeat(self, one: Scored, number: int, remeasure: RepeatedCostOf) -> None:
         key = one.candidate.key
@@ -222,7 +230,7 @@ class _Run:
         attempt = self._study.attempts(step)
         if point is not None and attempt == 0:
             proposal = self._study.propose(step, attempt, point)
-        elif attempt < _SAMPLER_ATTEMPTS:
+        elif attempt < _SAMPLER_ATTEMPTS.get(self._config.choice.name, _MOST_ATTEMPTS):
             proposal = self._study.propose(step, attempt)
         else:
             unseen = self._unseen_point(step)
@@ -237,6 +245,10 @@ class _Run:
         return self._propose(step, point)
 
     def _unseen_point(self, step: int) -> dict[str, int] | None:
+        if self._guide is not None and self._scored:
+            point = self._guide.propose(step, self._scored, self._keys)
+            if point is not None:
+                return point
         generator = random_generator(self._config.seed, step)
         for _ in range(_RANDOM_ATTEMPTS):
             point = self._space.sample(generator)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from deepthin.cli.main import main
+from deepthin.cli.search import shape_seconds
 from deepthin.engine.accounting import count_params
 from deepthin.engine.errors import DeepthinError
 from deepthin.engine.shape import Shape
@@ -141,3 +142,10 @@ def test_shared_blocks_are_for_budgets_without_files_that_write_them_out(
     text = capsys.readouterr().out
     assert "dL_share" in text
     assert not (tmp_path / "run" / "export").exists()
+
+
+def test_many_shapes_get_less_time_each_so_that_three_hundred_fit_into_five_minutes() -> None:
+    assert shape_seconds(4) == shape_seconds(48) == 1.0
+    repeats = 300 // 4
+    assert (300 + repeats) * shape_seconds(300) < 260  # seconds; proposing takes the rest
+    assert shape_seconds(10_000) == 0.25

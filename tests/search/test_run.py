@@ -20,8 +20,9 @@ from deepthin.engine.shape import Shape
 from deepthin.profiles.schema import TokenCost
 from deepthin.search.cost import Cost, Timing
 from deepthin.search.file_sizes import gguf_bytes
+from deepthin.search.objectives import Scored
 from deepthin.search.run import SearchConfig, run_search
-from tests.support.fake_costs import FakeMeasure
+from tests.support.fake_costs import FakeMeasure, fake_cost
 
 ROOT = Path(__file__).resolve().parents[2]
 TRIALS = 24  # up to sixteen by design, the rest by the sampler
@@ -305,11 +306,13 @@ def random_losses(count: int) -> Iterator[float]:
 
 def test_a_space_that_fits_the_trials_is_taken_whole(tmp_path: Path) -> None:
     lists: dict[str, Any] = {"vocabs": (8192,), "head_dims": (128,), "kv_groups": (4,), "quants": ("q8_0",)}
-    config = SearchConfig(params=3_000_000, **lists, trials=10_000, sampler="exhaustive", plateau=0)
-    document = run_search(config, measure=FakeMeasure(), out=tmp_path / "run")
+    config = SearchConfig(params=3_000_000, **lists, trials=10_000, sampler="exhaustive", plateau=2)
+    measure = FakeMeasure()
+    document = run_search(config, measure=measure, out=tmp_path / "run")
     keys = {config.space.decode(point).key for point in config.space.points()}
     assert {f"{one['shape']} {one['quant']}" for one in document["evaluated"]} == keys
-    assert document["stopped"] == "space"
+    assert document["stopped"] == "space"  # and not at a plateau on the way
+    assert max(Counter(measure.calls).values()) == 1
     assert document["sampler"] == {"name": "exhaustive", "why": "as asked"}
 
 
@@ -321,6 +324,17 @@ def test_search_stops_when_its_front_no_longer_moves(tmp_path: Path) -> None:
     again = FakeMeasure()
     assert run_search(config, measure=again, out=tmp_path / "run") == document
     assert again.calls == []
+
+
+@pytest.mark.parametrize("sampler", ["guided", "tpe", "nsga2", "random"])
+def test_no_sampler_has_a_candidate_measured_twice(sampler: str, tmp_path: Path) -> None:
+    """The space has a handful of shapes, so every sampler proposes known ones before long."""
+    measure = FakeMeasure()
+    config = SearchConfig(params=1_060_000, vocabs=(32_000,), quants=("q8_0",), trials=30, sampler=sampler, plateau=0)
+    document = run_search(config, measure=measure, out=tmp_path / "run")
+    assert document["stopped"] == "space"
+    assert 2 <= document["trials"] < 30
+    assert max(Counter(measure.calls).values()) == 1
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "nsga2", "random"])
@@ -369,3 +383,48 @@ def test_leaders_in_doubt_are_measured_again_until_their_order_is_clear(tmp_path
     assert run_search(CONFIG, measure=again, out=tmp_path / "run", remeasure=again.again) == document
     assert not again.repeats
     assert not again.calls
+
+
+class HopelessMeasure(NoisyMeasure):
+    """Repeats are as uncertain as the first measurement, so that hardly any place is ever sure."""
+
+    def again(self, shape: Shape, quant: str, number: int) -> Cost:
+        self.repeats.append((shape.text, quant, number))
+        return self(shape, quant)
+
+
+def test_measuring_again_ends_although_places_stay_open(tmp_path: Path) -> None:
+    measure = HopelessMeasure()
+    document = run_search(SearchConfig(trials=40), measure=measure, out=tmp_path / "run", remeasure=measure.again)
+    assert any(0.05 < one["front_probability"] < 0.95 for one in document["front"])
+    assert len(measure.repeats) == 10  # a quarter of the trials
+    assert max(number for _, _, number in measure.repeats) <= 3
+    order = [number for _, _, number in measure.repeats]
+    assert order == sorted(order) or order[0] == 1
+
+
+def test_limits_are_part_of_what_is_proposed(finished: tuple[Path, FakeMeasure], tmp_path: Path) -> None:
+    """With a limit that few shapes meet, most guided proposals meet it."""
+    times = sorted(one.cost.decode.value for one in costed(60))
+    limit = 1e3 * times[6]  # a tenth of random shapes
+    document = run_search(
+        SearchConfig(trials=48, max_ms_per_token=limit, plateau=0), measure=FakeMeasure(), out=tmp_path / "run"
+    )
+    seconds = [
+        fake_cost(Shape.parse(one["shape"]), one["quant"]).seconds_per_token.to_json()["median"]
+        for one in document["evaluated"]
+    ]
+    met = [1e3 * value <= limit for value in seconds[20:]]
+    assert sum(met) > 0.5 * len(met)
+
+
+def costed(count: int) -> list[Scored]:
+    """Random candidates of the default search with made-up times."""
+    from deepthin.search.design import random_generator
+
+    generator, found = random_generator(5), []
+    for step in range(count):
+        candidate = CONFIG.space.decode(CONFIG.space.sample(generator))
+        quality = CONFIG.quality.predict(candidate.shape, candidate.quant)
+        found.append(Scored(step, candidate, quality, Cost.of(fake_cost(candidate.shape, candidate.quant))))
+    return found
