@@ -166,9 +166,11 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
     elif not options.no_export:
         folder = options.out / EXPORT_FOLDER
         body["export"] = manifest = _export(chosen, folder, options.seed, progress)
+        from deepthin.export.manifest import record_verdict
         from deepthin.export.verify import verify_bundle
 
         body["verification"] = verdict = verify_bundle(folder, progress=progress)
+        record_verdict(folder, verdict)
         exit_code = 0 if verdict["verdict"] == "pass" else 4
         text += ["", f"exported {pick}:", manifest_text(manifest, folder), "", verdict_text(verdict)]
     return Outcome("search", body, "\n".join(text), exit_code)

@@ -174,6 +174,7 @@ def config_from_shape(shape: Shape, *, dtype: str = "f32", tokenizer: TokenizerS
         "initializer_range": 0.02,
         "use_cache": True,
         "dtype": _DTYPE_NAMES[dtype],
+        "torch_dtype": _DTYPE_NAMES[dtype],  # as transformers before 4.56 calls it
         **{f"{name}_token_id": value for name, value in ids.items()},
     }
 

@@ -21,9 +21,9 @@ from deepthin.engine.shape import Shape
 _ATTENTION = ("GroupQueryAttention", "Attention")
 _CAUSAL = {"GroupQueryAttention": ("causal", 1), "Attention": ("is_causal", 0)}  # attribute and its default
 _MATMULS = ("MatMul", "FusedMatMul", "Gemm", "MatMulNBits")
-_TABLES = ("Gather", "GatherBlockQuantized")
 _BIASED = ".biased"
-_THROUGH = ("Reshape", "Transpose", "DequantizeLinear", "Gather", "GatherBlockQuantized")  # from a use to its initializer
+_THROUGH = ("Reshape", "Transpose", "DequantizeLinear", "Gather")  # from a use to its initializer
+_LOOKUP = ("Reshape", "Mul", "Sub", "Concat", "Unsqueeze", "Cast", "Gather")  # from looked-up rows back to their codes
 _TABLE_TOLERANCE = 1e-6  # an f32 cosine may round either way
 _RECOVERED_TOLERANCE = 1e-2  # a base recovered from one f32 sine is off by some 1e-6, which grows with the position
 
@@ -80,8 +80,11 @@ class OnnxContents:
     @property
     def table(self) -> Any:
         """The node that makes rows of the embedding, or None."""
-        gathers = [node for node in self.nodes if node.op_type in _TABLES and "input_ids" in node.input]
+        gathers = [node for node in self.nodes if node.op_type == "Gather" and "input_ids" in node.input]
         apart = {name for node in gathers for name in node.output}
+        rows = self.made_by.get("token_embd.out")
+        if len(gathers) > 1 and rows is not None and rows.op_type == "Reshape":
+            return rows  # of blocks, dequantised by operators of their own
         joined = [node for node in self.nodes if node.op_type == "DequantizeLinear" and node.input[0] in apart]
         return next(iter(joined or gathers), None)
 
@@ -174,8 +177,8 @@ def _node_weight(contents: OnnxContents, node: Any) -> F32 | None:
     attributes = _attributes(node)
     if node.op_type == "MatMulNBits":
         return _blockwise(contents, list(node.input[1:]), attributes, attributes["K"])
-    if node.op_type == "GatherBlockQuantized":
-        return _blockwise(contents, [node.input[0], *node.input[2:]], attributes, None)
+    if node is contents.table and node.op_type == "Reshape":
+        return _looked_up(contents, node.output[0])
     if node.op_type == "Add" and len(node.input) == 2:
         product, addend = (contents.made_by.get(name) for name in node.input)
         if product is not None and addend is not None and (product.op_type, addend.op_type) == ("MatMulNBits", "MatMul"):
@@ -219,11 +222,59 @@ def _blockwise(contents: OnnxContents, names: list[str], attributes: dict[str, A
     return values if cols is None else values[:, :cols]
 
 
+def _looked_up(contents: OnnxContents, output: str) -> F32 | None:
+    """Every row of the table, f32 [V, D]: what the operators between ``input_ids`` and ``output`` make of all ids at once."""
+    gathers = [node for node in contents.nodes if node.op_type == "Gather" and "input_ids" in node.input]
+    sizes = {len(values) for node in gathers if (values := contents.array(node.input[0])) is not None}
+    if len(sizes) != 1:
+        return None
+    ids = np.arange(sizes.pop())[None]
+
+    def value(name: str) -> npt.NDArray[Any]:
+        if name == "input_ids":
+            return ids
+        node = contents.made_by.get(name)
+        if node is None:
+            held = contents.array(name)
+            if held is None:
+                raise ValueError(f"{name} comes from nowhere")
+            return held
+        return _computed(node.op_type, [value(part) for part in node.input], _attributes(node))
+
+    found: F32 = np.ascontiguousarray(value(output)[0], np.float32)
+    return found
+
+
+def _computed(operator: str, parts: list[npt.NDArray[Any]], attributes: dict[str, Any]) -> npt.NDArray[Any]:
+    """One operator of a lookup, in f32 as onnxruntime computes it.
+
+    Raises:
+        ValueError: it belongs to no lookup that this package writes.
+    """
+    first, second = parts[0], parts[-1]
+    if operator == "Reshape":
+        return first.reshape([first.shape[axis] if size == 0 else int(size) for axis, size in enumerate(second)])
+    if operator == "Unsqueeze":
+        return np.expand_dims(first, [int(axis) for axis in second])
+    if operator == "Concat":
+        return np.concatenate(parts, axis=attributes["axis"])
+    if operator == "Gather":
+        return first[second]
+    simple = {"Cast": lambda: first.astype(np.float32), "Floor": lambda: np.floor(first), "Sub": lambda: first - second}
+    simple |= {"Mul": lambda: first * second, "Div": lambda: first / second}
+    if operator not in simple:
+        raise ValueError(f"{operator} in the lookup of the embedding")
+    return simple[operator]()
+
+
 def _is_tied(contents: OnnxContents) -> bool:
     table, head = contents.table, contents.head
     if table is None or head is None or len(head.input) < 2:
         return False
-    return contents.root(table.input[0]) == contents.root(head.input[1])
+    source = table.input[0]
+    while (node := contents.made_by.get(source)) is not None and node.op_type in _LOOKUP:
+        source = node.input[0]
+    return source == contents.root(head.input[1])
 
 
 def _epsilons(contents: OnnxContents) -> list[float]:
