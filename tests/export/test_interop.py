@@ -71,7 +71,7 @@ def test_a_page_computes_the_references_logits(quant: str, model: Model, exporte
 @pytest.mark.parametrize("name", ["onnxruntime", "llama.cpp", "genai", "transformers.js", "transformers", "chromium"])
 def test_greedy_tokens_are_the_references(name: str, tmp_path: Path, runtimes: Runtimes) -> None:
     runtime = runtimes[name]
-    model = lively_model(tiny_shape("smollm_like"))
+    model = lively_model(tiny_shape("wide_heads"))
     export_bundle(model, tmp_path / "b", quants=("f32",))
     reference = Reference(model.shape, model.dequantized())
     row = np.asarray(reference.logits(list(PROMPT)))[-1]

@@ -73,18 +73,3 @@ def test_a_folder_of_transformers_runs_everywhere(name: str, tmp_path: Path, run
     for other in ("onnxruntime", "llama.cpp", "genai", "transformers.js"):
         runtimes[other].call("load", path=str(file_for(other, tmp_path / "ours", "f32")))
         assert nmse(runtimes[other].call("logits", ids=ids)["logits"], want) < limit, other
-
-
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
-def test_transformers_reads_the_gguf_file_too(name: str, tmp_path: Path, runtimes: Runtimes) -> None:
-    """It undoes the order of query and key rows by itself, so this judges ours."""
-    config, dtype, shard_size = MODELS[name]
-    transformers = runtimes["transformers"]
-    transformers.call(
-        "make", folder=str(tmp_path / "theirs"), config=_COMMON | config, dtype=dtype, shard_size=shard_size, seed=6
-    )
-    ids = list(range(3, 40))
-    want = transformers.call("logits", ids=ids)["logits"]
-    export_bundle(load_model(tmp_path / "theirs"), tmp_path / "ours", targets=("gguf",), quants=("f32",))
-    transformers.call("load", path=str(tmp_path / "ours" / "gguf"), gguf_file="model-f32.gguf", dtype="float32")
-    assert nmse(transformers.call("logits", ids=ids)["logits"], want) < gate("transformers")["nmse"]

@@ -94,7 +94,8 @@ def _handler(server: PageServer) -> type[BaseHTTPRequestHandler]:
                 with file.open("rb") as source, contextlib.suppress(ConnectionError):
                     shutil.copyfileobj(source, self.wfile, 1 << 20)
 
-        do_HEAD = do_GET
+        def do_HEAD(self) -> None:
+            self.do_GET()
 
         def do_POST(self) -> None:
             server.said.put(self.rfile.read(int(self.headers["Content-Length"])))

@@ -29,8 +29,8 @@ def version() -> dict[str, Any]:
     return {"version": transformers.__version__, "torch": str(torch.__version__)}
 
 
-def load(path: str, *, dtype: str | None = None, gguf_file: str | None = None) -> dict[str, Any]:
-    """Load the folder ``path``, or one GGUF file in it; as the configuration says unless ``dtype`` is named.
+def load(path: str, *, dtype: str | None = None) -> dict[str, Any]:
+    """Load the folder ``path``, to compute in the type that its configuration names, or in ``dtype``.
 
     Returns:
         ``class``, ``dtype``, and the names of tensors that were ``missing`` or ``unexpected``.
@@ -40,7 +40,6 @@ def load(path: str, *, dtype: str | None = None, gguf_file: str | None = None) -
 
     global _model, _tokenizer, _folder
     kind = {} if dtype is None else {"dtype": getattr(torch, dtype)}
-    kind |= {} if gguf_file is None else {"gguf_file": gguf_file}
     _model, info = AutoModelForCausalLM.from_pretrained(path, local_files_only=True, output_loading_info=True, **kind)
     _tokenizer, _folder = None, path
     names = {key: sorted(map(str, info[f"{key}_keys"])) for key in ("missing", "unexpected")}
@@ -48,11 +47,10 @@ def load(path: str, *, dtype: str | None = None, gguf_file: str | None = None) -
 
 
 def make(folder: str, *, config: Mapping[str, Any], dtype: str, shard_size: str, seed: int) -> dict[str, Any]:
-    """Save a random model of ``config`` in shards of ``shard_size``, and keep it loaded, in f32, with the saved values."""
+    """Save a random model of ``config`` as ``dtype``, in shards of ``shard_size``, and load it again to compute in f32."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    global _model, _tokenizer, _folder
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -64,7 +62,7 @@ def make(folder: str, *, config: Mapping[str, Any], dtype: str, shard_size: str,
                 noise = noise * values.shape[-1] ** -0.5
             values.copy_(noise)
     model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=shard_size)
-    _model, _tokenizer, _folder = model.float().eval(), None, folder
+    load(folder, dtype="float32")  # casting the model back would leave its rotary frequencies rounded
     return {"files": sorted(path.name for path in Path(folder).iterdir())}
 
 

@@ -1,6 +1,6 @@
-"""Every runtime that a bundle is for, started once for all tests; where one is missing a test is skipped, or fails if it may not be.
+"""Every runtime that a bundle is for, started once for all tests; where one is missing a test is skipped, or fails.
 
-``DEEPTHIN_REQUIRE_INTEROP`` lists the runtimes that must be there (comma-separated, or ``all``); continuous integration sets it.
+``DEEPTHIN_REQUIRE_INTEROP`` lists the runtimes that must be there (comma-separated, or ``all``); ``.ci/run`` sets it.
 """
 
 from __future__ import annotations
