@@ -6,6 +6,7 @@ A weight's name comes from where it is used, not from what its initializer is ca
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ _MATMULS = ("MatMul", "FusedMatMul", "Gemm", "MatMulNBits")
 _BIASED = ".biased"
 _THROUGH = ("Reshape", "Transpose", "DequantizeLinear", "Gather")  # from a use to its initializer
 _LOOKUP = ("Reshape", "Mul", "Sub", "Concat", "Unsqueeze", "Cast", "Gather")  # from looked-up rows back to their codes
+_MAX_DEPTH = 32  # of operators behind one another in a lookup; ours have 10
 _TABLE_TOLERANCE = 1e-6  # an f32 cosine may round either way
 _RECOVERED_TOLERANCE = 1e-2  # a base recovered from one f32 sine is off by some 1e-6, which grows with the position
 
@@ -178,7 +180,7 @@ def _node_weight(contents: OnnxContents, node: Any) -> F32 | None:
     if node.op_type == "MatMulNBits":
         return _blockwise(contents, list(node.input[1:]), attributes, attributes["K"])
     if node is contents.table and node.op_type == "Reshape":
-        return _looked_up(contents, node.output[0])
+        return np.ascontiguousarray(_looked_up(contents, node.output[0])[0], np.float32)
     if node.op_type == "Add" and len(node.input) == 2:
         product, addend = (contents.made_by.get(name) for name in node.input)
         if product is not None and addend is not None and (product.op_type, addend.op_type) == ("MatMulNBits", "MatMul"):
@@ -222,34 +224,29 @@ def _blockwise(contents: OnnxContents, names: list[str], attributes: dict[str, A
     return values if cols is None else values[:, :cols]
 
 
-def _looked_up(contents: OnnxContents, output: str) -> F32 | None:
-    """Every row of the table, f32 [V, D]: what the operators between ``input_ids`` and ``output`` make of all ids at once."""
-    gathers = [node for node in contents.nodes if node.op_type == "Gather" and "input_ids" in node.input]
-    sizes = {len(values) for node in gathers if (values := contents.array(node.input[0])) is not None}
-    if len(sizes) != 1:
-        return None
-    ids = np.arange(sizes.pop())[None]
+def _looked_up(contents: OnnxContents, name: str, depth: int = 0) -> npt.NDArray[Any]:
+    """Value ``name`` between ``input_ids`` and the embedded rows, for all ids in order at once: [1, V, ...].
 
-    def value(name: str) -> npt.NDArray[Any]:
-        if name == "input_ids":
-            return ids
-        node = contents.made_by.get(name)
-        if node is None:
-            held = contents.array(name)
-            if held is None:
-                raise ValueError(f"{name} comes from nowhere")
-            return held
-        return _computed(node.op_type, [value(part) for part in node.input], _attributes(node))
-
-    found: F32 = np.ascontiguousarray(value(output)[0], np.float32)
-    return found
+    Raises:
+        ValueError: what makes it belongs to no lookup that this package writes.
+    """
+    node = contents.made_by.get(name)
+    if node is None or (node.op_type == "Gather" and node.input[1] == "input_ids"):
+        held = contents.array(name if node is None else node.input[0])
+        if held is None:
+            raise ValueError(f"{name} is no constant")
+        return held if node is None else held[None]
+    if depth > _MAX_DEPTH:
+        raise ValueError("the lookup of the embedding has no end")
+    parts = [_looked_up(contents, part, depth + 1) for part in node.input]
+    return _computed(node.op_type, parts, _attributes(node))
 
 
 def _computed(operator: str, parts: list[npt.NDArray[Any]], attributes: dict[str, Any]) -> npt.NDArray[Any]:
     """One operator of a lookup, in f32 as onnxruntime computes it.
 
     Raises:
-        ValueError: it belongs to no lookup that this package writes.
+        ValueError: it belongs to no lookup that this package writes, or its parts do not fit each other.
     """
     first, second = parts[0], parts[-1]
     if operator == "Reshape":
@@ -257,14 +254,16 @@ def _computed(operator: str, parts: list[npt.NDArray[Any]], attributes: dict[str
     if operator == "Unsqueeze":
         return np.expand_dims(first, [int(axis) for axis in second])
     if operator == "Concat":
-        return np.concatenate(parts, axis=attributes["axis"])
-    if operator == "Gather":
-        return first[second]
-    simple = {"Cast": lambda: first.astype(np.float32), "Floor": lambda: np.floor(first), "Sub": lambda: first - second}
-    simple |= {"Mul": lambda: first * second, "Div": lambda: first / second}
-    if operator not in simple:
+        return np.concatenate(parts, axis=attributes.get("axis", 0))
+    if operator == "Cast":
+        return first.astype(np.float32)
+    if operator == "Floor":
+        return np.floor(first)
+    arithmetic: dict[str, Any] = {"Mul": np.multiply, "Sub": np.subtract, "Div": np.divide}
+    if operator not in arithmetic or math.prod(np.broadcast_shapes(first.shape, second.shape)) > max(first.size, second.size):
         raise ValueError(f"{operator} in the lookup of the embedding")
-    return simple[operator]()
+    values: npt.NDArray[Any] = arithmetic[operator](first, second)
+    return values
 
 
 def _is_tied(contents: OnnxContents) -> bool:

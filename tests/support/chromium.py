@@ -201,7 +201,8 @@ class ChromiumPeer:
 
     def _run(self, ids: list[int]) -> F32:
         values = self._ask("run", ids=list(ids))[1]
-        return np.frombuffer(values, "<f4").reshape(len(ids), -1)
+        rows: F32 = np.frombuffer(values, "<f4").reshape(len(ids), -1)
+        return rows
 
     def _ask(self, method: str, **params: Any) -> tuple[dict[str, Any], bytes]:
         self._server.commands.put({"method": method, **params})
