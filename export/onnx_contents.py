@@ -252,7 +252,8 @@ def _computed(operator: str, parts: list[npt.NDArray[Any]], attributes: dict[str
     if operator == "Reshape":
         return first.reshape([first.shape[axis] if size == 0 else int(size) for axis, size in enumerate(second)])
     if operator == "Unsqueeze":
-        return np.expand_dims(first, [int(axis) for axis in second])
+        apart: npt.NDArray[Any] = np.expand_dims(first, [int(axis) for axis in second])
+        return apart
     if operator == "Concat":
         return np.concatenate(parts, axis=attributes.get("axis", 0))
     if operator == "Cast":
@@ -273,7 +274,7 @@ def _is_tied(contents: OnnxContents) -> bool:
     source = table.input[0]
     while (node := contents.made_by.get(source)) is not None and node.op_type in _LOOKUP:
         source = node.input[0]
-    return source == contents.root(head.input[1])
+    return str(source) == str(contents.root(head.input[1]))
 
 
 def _epsilons(contents: OnnxContents) -> list[float]:

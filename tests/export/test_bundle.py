@@ -125,7 +125,7 @@ def test_the_verdict_is_noted_in_the_manifest(model: Model, tmp_path: Path) -> N
     assert before["verification"] is None
     assert record_verdict(out, verified("pass")) == ""
     after = read_manifest(out).document
-    assert after == before | {"verification": {"verdict": "pass", "why": "", "tokens": 3, "runtimes": {"engine": "1.2"}}}
+    assert after == {**before, "verification": {"verdict": "pass", "why": "", "tokens": 3, "runtimes": {"engine": "1.2"}}}
     once = tree(out)
     assert record_verdict(out, verified("pass")) == "" and tree(out) == once  # the same verdict, the same bytes
     assert {name: once[name] for name in fresh if name != "manifest.json"} | {"manifest.json": ""} == fresh | {

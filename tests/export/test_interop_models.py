@@ -24,7 +24,7 @@ from tests.support.runtimes import RUNTIMES, Runtimes, file_for, nmse
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
 SHAPE = "L=11,d=384,heads=6,kv=2,ff=1024,vocab=8192,tied,ctx=256"  # 20.4M parameters, head_dim 64
 PROMPT = "The capital of France is"
-COUNT = 24
+COUNT = 16
 _STRICT = {"llama.cpp": {"context": 64, "strict": True}}
 
 
@@ -51,7 +51,7 @@ def differs(found: list[int], wanted: list[int], margins: list[float], near_tie:
 @pytest.fixture(scope="module")
 def random_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("random20m") / "bundle"
-    assert main(["export", SHAPE, "--out", str(out), "--quant", "f32,q8_0,q4_0", "--seed", "11", "--quiet"]) == 0
+    assert main(["export", SHAPE, "--out", str(out), "--quant", "f32,q4_0", "--seed", "11", "--quiet"]) == 0
     return out
 
 
@@ -76,10 +76,11 @@ def test_a_random_shape_runs_everywhere_on_token_ids(
     loaded = transformers.call("load", path=str(random_bundle / "hf"))
     assert (loaded["class"], loaded["missing"], loaded["unexpected"]) == ("LlamaForCausalLM", [], [])
     assert nmse(transformers.call("logits", ids=ids)["logits"], want) < gate("transformers")["nmse"]
-    for quant, limit in (("f32", budget_named("onnxruntime.f32").nmse), ("q8_0", 5e-3), ("q4_0", 5e-3)):
+    for quant, budget in (("f32", "onnxruntime.f32"), ("q4_0", "onnxruntime_int8.q4_0")):
         judge.call("load", path=str(file_for("onnxruntime", random_bundle, quant)))
         page.call("load", path=str(file_for("chromium", random_bundle, quant)), threads=2)
-        assert nmse(page.call("logits", ids=ids)["logits"], judge.call("logits", ids=ids)["logits"]) < limit, quant
+        error = nmse(page.call("logits", ids=ids)["logits"], judge.call("logits", ids=ids)["logits"])
+        assert error < budget_named(budget).nmse, quant
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +124,8 @@ def test_smollm2_quantised_says_the_same_everywhere(
     model = load_model(smollm2_bundle / "gguf" / f"model-{quant}.gguf")
     wanted, margins = greedy_of_engine(model, prompt_ids, COUNT)
     near_tie = gate("greedy")["near_tie"]
-    for name in ("onnxruntime", "llama.cpp", "genai", "transformers.js", "chromium"):
+    browser = ["chromium"] if quant == "q8_0" else []  # what a page takes unless told otherwise
+    for name in ("onnxruntime", "llama.cpp", "genai", "transformers.js", *browser):
         found = greedy(runtimes, name, smollm2_bundle, quant, prompt_ids)
         assert found["ids"][0] == wanted[0]
         assert not (why := differs(found["ids"], wanted, margins, near_tie)), f"{name}: {why}"

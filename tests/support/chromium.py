@@ -14,7 +14,7 @@ import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
@@ -199,7 +199,7 @@ class ChromiumPeer:
         how = {"dtype": "fp32", "model_file_name": file.stem} if quant is None else {"dtype": DTYPES[quant]}
         return self._ask("load", folder="model", threads=threads, **how)[0]
 
-    def _run(self, ids: list[int]) -> F32:
+    def _run(self, ids: Sequence[int]) -> F32:
         values = self._ask("run", ids=list(ids))[1]
         rows: F32 = np.frombuffer(values, "<f4").reshape(len(ids), -1)
         return rows
