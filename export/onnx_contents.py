@@ -252,15 +252,17 @@ def _computed(operator: str, parts: list[npt.NDArray[Any]], attributes: dict[str
     if operator == "Reshape":
         return first.reshape([first.shape[axis] if size == 0 else int(size) for axis, size in enumerate(second)])
     if operator == "Unsqueeze":
-        apart: npt.NDArray[Any] = np.expand_dims(first, [int(axis) for axis in second])
-        return apart
+        return np.expand_dims(first, [int(axis) for axis in second])
     if operator == "Concat":
         return np.concatenate(parts, axis=attributes.get("axis", 0))
     if operator == "Cast":
         return first.astype(np.float32)
-    if operator == "Floor":
-        return np.floor(first)
-    arithmetic: dict[str, Any] = {"Mul": np.multiply, "Sub": np.subtract, "Div": np.divide}
+    arithmetic: dict[str, Any] = {
+        "Mul": np.multiply,
+        "Sub": np.subtract,
+        "Div": np.divide,
+        "Floor": lambda value, _: np.floor(value),
+    }
     if operator not in arithmetic or math.prod(np.broadcast_shapes(first.shape, second.shape)) > max(first.size, second.size):
         raise ValueError(f"{operator} in the lookup of the embedding")
     values: npt.NDArray[Any] = arithmetic[operator](first, second)
@@ -272,7 +274,10 @@ def _is_tied(contents: OnnxContents) -> bool:
     if table is None or head is None or len(head.input) < 2:
         return False
     source = table.input[0]
-    while (node := contents.made_by.get(source)) is not None and node.op_type in _LOOKUP:
+    for _ in range(_MAX_DEPTH):
+        node = contents.made_by.get(source)
+        if node is None or node.op_type not in _LOOKUP or not node.input:
+            break
         source = node.input[0]
     return str(source) == str(contents.root(head.input[1]))
 
