@@ -220,9 +220,11 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
             text += ["", f"{pick} is not exported, since no kind of file can hold it ({reasons})"]
         elif not options.no_export:
             manifest = _export(chosen, folder, options.seed, progress)
+            from deepthin.export.manifest import record_verdict
             from deepthin.export.verify import verify_bundle
 
             verdict = verify_bundle(folder, progress=progress)
+            record_verdict(folder, verdict)
             exit_code = exit_code if verdict["verdict"] == "pass" else 4
             text += ["", f"exported {pick}:", manifest_text(manifest, folder), "", verdict_text(verdict)]
             body |= {"export": manifest, "verification": verdict} if body["export"] is None else {}

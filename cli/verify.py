@@ -19,6 +19,7 @@ EXAMPLES = """examples:
 
 Exit code 0 says that all files are whole and every runtime that is installed gave the logits of the NumPy reference
 within the named budget; 4 says where they first part. A runtime that is not installed is named as skipped.
+The verdict, and which versions gave it, are noted in manifest.json.
 """
 
 
@@ -26,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this command."""
     parser.add_argument("folder", type=argument(parse_path), metavar="DIR", help="a folder written by deepthin export")
     parser.add_argument("--runtimes", type=one_of(*RUNTIMES), metavar="R,R,..", help="default: every one installed")
+    parser.add_argument("--no-record", action="store_true", help="leave the verdict out of the bundle's manifest.json")
 
 
 def run(options: argparse.Namespace, progress: Progress) -> Outcome:
@@ -34,10 +36,14 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
     Raises:
         DeepthinError: DIR is no bundle, or a named runtime is unknown.
     """
+    from deepthin.export.manifest import record_verdict
     from deepthin.export.verify import verify_bundle
 
     result = verify_bundle(options.folder, runtimes=options.runtimes, progress=progress)
-    return Outcome("verification", result, verdict_text(result), 0 if result["verdict"] == "pass" else 4)
+    text = verdict_text(result)
+    if not options.no_record and (why := record_verdict(options.folder, result)):
+        text += f"\nnote: the manifest does not say so, since it cannot be written ({why})"
+    return Outcome("verification", result, text, 0 if result["verdict"] == "pass" else 4)
 
 
 def verdict_text(result: Mapping[str, Any]) -> str:

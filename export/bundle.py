@@ -120,6 +120,7 @@ def export_bundle(
             "onnx_accuracy_level": accuracy_level if onnx else None,
             "files": [asdict(file) for file in writer.files],
             "versions": {"deepthin": VERSION, **{name: version(name) for name in ("numpy", "onnx")}},
+            "verification": None,  # until `deepthin verify` has run
         }
         write_manifest(partial, document)
         _move_into_place(partial, out)

@@ -6,9 +6,11 @@ compared before anything is hashed.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
+import secrets
 import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -84,9 +86,38 @@ def sha256_of(path: Path) -> str:
 
 def write_manifest(folder: Path, document: Mapping[str, Any]) -> None:
     """Write ``document`` as the manifest of ``folder``, which has none yet."""
-    text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
     with (folder / FILE_NAME).open("x", encoding="utf-8", newline="\n") as file:
-        file.write(text)
+        file.write(_text_of(document))
+
+
+def _text_of(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+def record_verdict(folder: Path, result: Mapping[str, Any]) -> str:
+    """Note in the manifest of ``folder`` what verifying it found: the verdict, and which versions of which runtimes gave it.
+
+    Args:
+        folder: a bundle.
+        result: what :func:`deepthin.export.verify.verify_bundle` returned for it.
+
+    Returns:
+        Why it could not be noted (a folder may be read-only), empty when it was. The old manifest stays whole then.
+    """
+    ran = {item["name"]: item["version"] for item in result["runtimes"] if item["status"] == "ran"}
+    why = "" if result["verdict"] == "pass" else result["summary"][0]  # distances stay out: they are this machine's
+    record = {"verdict": result["verdict"], "why": why, "tokens": len(result["tokens"]), "runtimes": ran}
+    partial = folder / f".{FILE_NAME}.partial-{secrets.token_hex(4)}"
+    try:
+        document = {**read_manifest(folder).document, "verification": record}
+        partial.write_text(_text_of(document), encoding="utf-8", newline="\n")
+        partial.replace(folder / FILE_NAME)
+    except OSError as error:
+        return error.strerror or str(error)
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+    return ""
 
 
 def read_manifest(folder: Path) -> Manifest:

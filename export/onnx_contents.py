@@ -6,6 +6,7 @@ A weight's name comes from where it is used, not from what its initializer is ca
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,10 @@ from deepthin.engine.shape import Shape
 _ATTENTION = ("GroupQueryAttention", "Attention")
 _CAUSAL = {"GroupQueryAttention": ("causal", 1), "Attention": ("is_causal", 0)}  # attribute and its default
 _MATMULS = ("MatMul", "FusedMatMul", "Gemm", "MatMulNBits")
-_TABLES = ("Gather", "GatherBlockQuantized")
 _BIASED = ".biased"
-_THROUGH = ("Reshape", "Transpose", "DequantizeLinear", "Gather", "GatherBlockQuantized")  # from a use to its initializer
+_THROUGH = ("Reshape", "Transpose", "DequantizeLinear", "Gather")  # from a use to its initializer
+_LOOKUP = ("Reshape", "Mul", "Sub", "Concat", "Unsqueeze", "Cast", "Gather")  # from looked-up rows back to their codes
+_MAX_DEPTH = 32  # of operators behind one another in a lookup; ours have 10
 _TABLE_TOLERANCE = 1e-6  # an f32 cosine may round either way
 _RECOVERED_TOLERANCE = 1e-2  # a base recovered from one f32 sine is off by some 1e-6, which grows with the position
 
@@ -80,8 +82,11 @@ class OnnxContents:
     @property
     def table(self) -> Any:
         """The node that makes rows of the embedding, or None."""
-        gathers = [node for node in self.nodes if node.op_type in _TABLES and "input_ids" in node.input]
+        gathers = [node for node in self.nodes if node.op_type == "Gather" and "input_ids" in node.input]
         apart = {name for node in gathers for name in node.output}
+        rows = self.made_by.get("token_embd.out")
+        if len(gathers) > 1 and rows is not None and rows.op_type == "Reshape":
+            return rows  # of blocks, dequantised by operators of their own
         joined = [node for node in self.nodes if node.op_type == "DequantizeLinear" and node.input[0] in apart]
         return next(iter(joined or gathers), None)
 
@@ -174,8 +179,8 @@ def _node_weight(contents: OnnxContents, node: Any) -> F32 | None:
     attributes = _attributes(node)
     if node.op_type == "MatMulNBits":
         return _blockwise(contents, list(node.input[1:]), attributes, attributes["K"])
-    if node.op_type == "GatherBlockQuantized":
-        return _blockwise(contents, [node.input[0], *node.input[2:]], attributes, None)
+    if node is contents.table and node.op_type == "Reshape":
+        return np.ascontiguousarray(_looked_up(contents, node.output[0])[0], np.float32)
     if node.op_type == "Add" and len(node.input) == 2:
         product, addend = (contents.made_by.get(name) for name in node.input)
         if product is not None and addend is not None and (product.op_type, addend.op_type) == ("MatMulNBits", "MatMul"):
@@ -219,11 +224,62 @@ def _blockwise(contents: OnnxContents, names: list[str], attributes: dict[str, A
     return values if cols is None else values[:, :cols]
 
 
+def _looked_up(contents: OnnxContents, name: str, depth: int = 0) -> npt.NDArray[Any]:
+    """Value ``name`` between ``input_ids`` and the embedded rows, for all ids in order at once: [1, V, ...].
+
+    Raises:
+        ValueError: what makes it belongs to no lookup that this package writes.
+    """
+    node = contents.made_by.get(name)
+    if node is None or (node.op_type == "Gather" and node.input[1] == "input_ids"):
+        held = contents.array(name if node is None else node.input[0])
+        if held is None:
+            raise ValueError(f"{name} is no constant")
+        return held if node is None else held[None]
+    if depth > _MAX_DEPTH:
+        raise ValueError("the lookup of the embedding has no end")
+    parts = [_looked_up(contents, part, depth + 1) for part in node.input]
+    return _computed(node.op_type, parts, _attributes(node))
+
+
+def _computed(operator: str, parts: list[npt.NDArray[Any]], attributes: dict[str, Any]) -> npt.NDArray[Any]:
+    """One operator of a lookup, in f32 as onnxruntime computes it.
+
+    Raises:
+        ValueError: it belongs to no lookup that this package writes, or its parts do not fit each other.
+    """
+    first, second = parts[0], parts[-1]
+    if operator == "Reshape":
+        return first.reshape([first.shape[axis] if size == 0 else int(size) for axis, size in enumerate(second)])
+    if operator == "Unsqueeze":
+        return np.expand_dims(first, [int(axis) for axis in second])
+    if operator == "Concat":
+        return np.concatenate(parts, axis=attributes.get("axis", 0))
+    if operator == "Cast":
+        return first.astype(np.float32)
+    arithmetic: dict[str, Any] = {
+        "Mul": np.multiply,
+        "Sub": np.subtract,
+        "Div": np.divide,
+        "Floor": lambda value, _: np.floor(value),
+    }
+    if operator not in arithmetic or math.prod(np.broadcast_shapes(first.shape, second.shape)) > max(first.size, second.size):
+        raise ValueError(f"{operator} in the lookup of the embedding")
+    values: npt.NDArray[Any] = arithmetic[operator](first, second)
+    return values
+
+
 def _is_tied(contents: OnnxContents) -> bool:
     table, head = contents.table, contents.head
     if table is None or head is None or len(head.input) < 2:
         return False
-    return contents.root(table.input[0]) == contents.root(head.input[1])
+    source = table.input[0]
+    for _ in range(_MAX_DEPTH):
+        node = contents.made_by.get(source)
+        if node is None or node.op_type not in _LOOKUP or not node.input:
+            break
+        source = node.input[0]
+    return str(source) == str(contents.root(head.input[1]))
 
 
 def _epsilons(contents: OnnxContents) -> list[float]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from onnx import helper
+from onnx import TensorProto, helper
 
 from deepthin.engine.model import Model, Tensor
 from deepthin.engine.tensors import tensor_specs
@@ -93,10 +93,31 @@ class OnnxGraph:
             return self.add("Gather", [table.name, ids], output, axis=0)
         self._table = matrix = block_matrix(name, tensor)
         self.keep(*matrix.parts)
-        rows = self.constant("token_embd.dims", [tensor.dims[0], tensor.dims[1] * matrix.bits // 8], np.int64)
-        codes = self.add("Reshape", [matrix.codes.name, rows], "token_embd.codes")
-        options = {"bits": matrix.bits, "block_size": matrix.block, "gather_axis": 0, "quantize_axis": 1}
-        return self.add("GatherBlockQuantized", [codes, ids, matrix.scales.name], output, domain=CONTRIB, **options)
+        return self._rows_of_blocks(matrix, ids, output)
+
+    def _rows_of_blocks(self, matrix: BlockMatrix, ids: str, output: str) -> str:
+        """Rows ``ids`` of ``matrix``, (q - zero point) * scale, bit for bit what dequantising all of it gives.
+
+        GatherBlockQuantized would do it in one operator, but transformers.js's WebAssembly has none, nor had onnxruntime before
+        1.23 one for 8 bits.
+        """
+        zero = self.constant(f"zero_of_{matrix.bits}_bits", 1 << (matrix.bits - 1), np.float32)
+        codes = self.add("Gather", [matrix.codes.name, ids], "token_embd.codes", axis=0)  # [b, s, blocks, bytes]
+        codes = self.add("Cast", [codes], "token_embd.bytes", to=TensorProto.FLOAT)
+        last = self.constant("last_axis", [-1], np.int64)
+        if matrix.bits == 4:
+            sixteen = self.constant("sixteen", 16, np.float32)
+            high = self.add("Floor", [self.add("Div", [codes, sixteen], "token_embd.shifted")], "token_embd.high")
+            low = self.add("Sub", [codes, self.add("Mul", [high, sixteen], "token_embd.upper")], "token_embd.low")
+            pairs = [self.add("Unsqueeze", [half, last], f"{half}_apart") for half in (low, high)]
+            apart = self.add("Concat", pairs, "token_embd.pairs", axis=-1)
+            dims = self.constant("blocks_of_nibbles", [0, 0, matrix.scales.dims[1], matrix.block], np.int64)
+            codes = self.add("Reshape", [apart, dims], "token_embd.nibbles")
+        scales = self.add("Gather", [matrix.scales.name, ids], "token_embd.scales", axis=0)
+        centred = self.add("Sub", [codes, zero], "token_embd.centred")
+        scaled = self.add("Mul", [centred, self.add("Unsqueeze", [scales, last], "token_embd.steps")], "token_embd.scaled")
+        width = self.constant("row_of_blocks", [0, 0, matrix.scales.dims[1] * matrix.block], np.int64)
+        return self.add("Reshape", [scaled, width], output)
 
     def tied_head(self, activation: str, output: str) -> str:
         """Multiply activation [..., D] by the embedding table's transpose, from the table's own initializers."""

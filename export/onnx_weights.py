@@ -17,7 +17,7 @@ refuses them for 8 bits.
 Formats without an addend give bit-equal values, the others the same integers, rounded in float (7e-8 relative).
 
     N rows    K columns    B blocks per row
-Source: onnxruntime ``docs/ContribOperators.md``, com.microsoft.MatMulNBits and GatherBlockQuantized.
+Source: onnxruntime ``docs/ContribOperators.md``, com.microsoft.MatMulNBits.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def has_lows(fmt: BlockFormat) -> bool:
 
 
 def can_be_gathered(tensor: Tensor) -> bool:
-    """Whether rows of ``tensor`` can be looked up as blocks: GatherBlockQuantized can add nothing to a block."""
+    """Whether rows of ``tensor`` are looked up as blocks; a table with something to add to each block is written as f32."""
     return is_block_matrix(tensor) and not has_lows(tensor.format)
 
 

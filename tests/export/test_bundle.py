@@ -21,7 +21,7 @@ from deepthin.engine.targets import target_verdicts
 from deepthin.engine.tensors import tensor_specs
 from deepthin.export import bundle_files
 from deepthin.export.bundle import export_bundle
-from deepthin.export.manifest import check_files, read_manifest
+from deepthin.export.manifest import check_files, read_manifest, record_verdict
 from tests.support.tiny_models import lively_model, tiny_shape
 
 GENAI = ("genai/f32/genai_config.json", "genai/f32/model.onnx")
@@ -108,6 +108,45 @@ def test_two_exports_are_equal_byte_for_byte(model: Model, tmp_path: Path) -> No
         export_bundle(model, tmp_path / name, quants=("f32", "q4_0"))
         trees.append(tree(tmp_path / name))
     assert trees[0] == trees[1] and "manifest.json" in trees[0]
+
+
+def verified(verdict: str) -> dict[str, Any]:
+    """What verify_bundle returns, as far as the manifest is concerned."""
+    ran = {"name": "engine", "version": "1.2", "status": "ran"}
+    skipped = {"name": "genai", "version": "", "status": "skipped"}
+    return {"verdict": verdict, "summary": [f"{verdict}: a reason", "more"], "tokens": [1, 2, 3], "runtimes": [ran, skipped]}
+
+
+def test_the_verdict_is_noted_in_the_manifest(model: Model, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    export_bundle(model, out, targets=("gguf",), quants=("f32",))
+    fresh = tree(out)
+    before = read_manifest(out).document
+    assert before["verification"] is None
+    assert record_verdict(out, verified("pass")) == ""
+    after = read_manifest(out).document
+    assert after == {**before, "verification": {"verdict": "pass", "why": "", "tokens": 3, "runtimes": {"engine": "1.2"}}}
+    once = tree(out)
+    assert record_verdict(out, verified("pass")) == "" and tree(out) == once  # the same verdict, the same bytes
+    assert {name: once[name] for name in fresh if name != "manifest.json"} | {"manifest.json": ""} == fresh | {
+        "manifest.json": ""
+    }
+    assert record_verdict(out, verified("fail")) == ""
+    noted = read_manifest(out).document["verification"]
+    assert (noted["verdict"], noted["why"]) == ("fail", "fail: a reason")
+
+
+def test_a_manifest_that_cannot_be_replaced_stays_whole(model: Model, tmp_path: Path, monkeypatch: Any) -> None:
+    out = tmp_path / "out"
+    export_bundle(model, out, targets=("gguf",), quants=("f32",))
+    before = tree(out)
+
+    def refuse(self: Path, target: Path) -> Path:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    assert record_verdict(out, verified("pass")) == "Read-only file system"
+    assert tree(out) == before
 
 
 def test_targets_that_refuse_are_named_before_anything_is_written(tmp_path: Path) -> None:

@@ -55,6 +55,50 @@ def test_a_table_that_is_none(tmp_path: Path) -> None:
     assert onnx_facts(read_onnx(tmp_path / "m.onnx"), model.shape)["rope_theta"] == "not a rotary table"
 
 
+def changed_lookup(path: Path, operator: str, **changes: Any) -> None:
+    """Write ``path`` again with the nodes of its embedding that are called ``operator`` changed."""
+    proto = onnx.load(path)
+    for node in proto.graph.node:
+        if node.op_type == operator and node.output[0].startswith("token_embd."):
+            for key, value in changes.items():
+                if key == "inputs":
+                    del node.input[:]
+                    node.input.extend(value)
+                else:
+                    setattr(node, key, value)
+    onnx.save(proto, path)
+
+
+def test_the_lookup_of_an_embedding_is_read_as_it_computes(tmp_path: Path) -> None:
+    model = lively_model(tiny_shape("plain"), quant="q8_0")
+    path = tmp_path / "m.onnx"
+    write_onnx(model, path)
+    proto = onnx.load(path)
+    (zero,) = (item for item in proto.graph.initializer if item.name == "zero_of_8_bits")
+    zero.CopyFrom(onnx.numpy_helper.from_array(np.array(127, np.float32), zero.name))
+    onnx.save(proto, path)
+    difference = first_weight_difference(model.shape, model.dequantized(), onnx_weights(read_onnx(path)))
+    assert difference is not None and difference.tensor == "token_embd"
+
+
+@pytest.mark.parametrize(
+    ("operator", "changes", "message"),
+    [
+        ("Sub", {"op_type": "Pow"}, "Pow in the lookup of the embedding"),
+        ("Cast", {"inputs": ["token_embd.scaled"]}, "the lookup of the embedding has no end"),
+        ("Mul", {"inputs": ["token_embd.centred", "nowhere"]}, "nowhere is no constant"),
+        ("Unsqueeze", {"inputs": ["token_embd.scales", "row_of_blocks"]}, "has constants that do not fit it"),
+    ],
+)
+def test_lookups_that_nobody_writes_are_refused(operator: str, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    write_onnx(lively_model(tiny_shape("plain"), quant="q8_0"), path)
+    changed_lookup(path, operator, **changes)
+    with pytest.raises(FormatError, match=message):
+        onnx_weights(read_onnx(path))
+    assert onnx_facts(read_onnx(path), tiny_shape("plain"))["tie_word_embeddings"] in (True, False)  # whatever it is, it ends
+
+
 @pytest.mark.parametrize("data", [b"", b"hello, this is a text file\n" * 20, b"GGUF" + bytes(64)])
 def test_what_is_no_model_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "m.onnx").write_bytes(data)

@@ -1,0 +1,104 @@
+"""The programs in docs/run-*.md, as they stand there, on a bundle of SmolLM2: each must run, and all must write one text."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from deepthin.cli.main import main
+from deepthin.engine.errors import PeerMissingError
+from tests.support.chromium import Chromium, PageServer, node_modules
+from tests.support.runtimes import Runtimes, missing
+
+pytestmark = [pytest.mark.interop, pytest.mark.slow]
+_DOCS = Path(__file__).parents[2] / "docs"
+_PROMPT = "The capital of France is"
+_SAYS = b"""<script>
+new MutationObserver(() => fetch("/answer", { method: "POST", body: document.body.innerText }))
+  .observe(document, { childList: true, characterData: true, subtree: true });
+</script>"""
+
+
+def program(page: str, heading: str, language: str) -> str:
+    """The fenced block of ``language`` under ``heading``."""
+    text = (_DOCS / page).read_text(encoding="utf-8")
+    section = text[text.index(f"\n## {heading}") + 1 :]
+    section = section.split("\n## ")[0]
+    (found,) = re.findall(rf"^```{language}\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
+    return str(found)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Path:
+    """A folder that holds ``bundle``, as the pages assume."""
+    folder = tmp_path_factory.mktemp("pages")
+    assert main(["export", str(smollm2_path), "--out", str(folder / "bundle"), "--quant", "q8_0", "--quiet"]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def text(place: Path) -> str:
+    """What this package's own decoder writes."""
+    options = ["generate", "bundle/gguf/model-q8_0.gguf", "-p", _PROMPT, "-n", "16", "--temperature", "0", "--quiet", "--json"]
+    said = str(json.loads(run([sys.executable, "-m", "deepthin", *options], place))["text"])
+    assert continuation(said).startswith("Paris")
+    return said
+
+
+def run(command: list[str], place: Path) -> str:
+    env = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, cwd=place, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.strip()
+
+
+def continuation(said: str) -> str:
+    return said.removeprefix(_PROMPT).strip()
+
+
+@pytest.mark.parametrize(
+    ("heading", "runtime"),
+    [
+        ("onnxruntime-genai", "genai"),
+        ("onnxruntime alone", "onnxruntime"),
+        ("llama.cpp", "llama.cpp"),
+        ("transformers", "transformers"),
+    ],
+)
+def test_programs_for_a_laptop(heading: str, runtime: str, place: Path, text: str, runtimes: Runtimes) -> None:
+    assert runtimes[runtime].peer == runtime
+    assert continuation(run([sys.executable, "-c", program("run-laptop.md", heading, "python")], place)) == continuation(text)
+
+
+def test_program_for_node(place: Path, text: str, runtimes: Runtimes) -> None:
+    assert runtimes["transformers.js"].peer == "transformers.js"
+    node = shutil.which("node")
+    assert node is not None
+    (place / "node_modules").symlink_to(node_modules())
+    (place / "run.mjs").write_text(program("run-browser.md", "In Node", "js"), encoding="utf-8")
+    assert continuation(run([node, "run.mjs"], place)) == continuation(text)
+
+
+def test_page_for_a_browser(place: Path, text: str) -> None:
+    page = program("run-browser.md", "In a browser", "html").encode()
+    try:
+        server = PageServer(_SAYS + page, {"bundle": place / "bundle", "node_modules": node_modules()})
+        browser = Chromium(server.url)
+    except PeerMissingError as error:
+        missing("chromium", str(error))
+    try:
+        said, end = "", time.monotonic() + 120
+        while continuation(said) != continuation(text) and time.monotonic() < end:
+            said = server.said.get(timeout=120).decode()
+        assert continuation(said) == continuation(text)
+    finally:
+        browser.close()
+        server.close()
