@@ -151,9 +151,18 @@ class Model:
         """The same model with matrices stored as ``quant`` and the embedding and head as ``head_format(quant)``.
 
         Tensors already in the wanted format are kept as they are, so no bits change twice.
+
+        Raises:
+            FormatError: a value does not fit; the message names the tensor.
+            UnsupportedError: the format is only read.
         """
         body = format_named(quant)
-        tensors = {spec.name: self.tensors[spec.name].converted(stored_format(spec, body)) for spec in tensor_specs(self.shape)}
+        tensors = {}
+        for spec in tensor_specs(self.shape):
+            try:
+                tensors[spec.name] = self.tensors[spec.name].converted(stored_format(spec, body))
+            except FormatError as error:
+                raise FormatError(f"{self.source}: tensor '{spec.name}' cannot become {quant}: {error}") from None
         return Model(self.shape, tensors, self.tokenizer, self.name, self.source, self.metadata)
 
 
