@@ -37,8 +37,8 @@ class Reference:
         dtype: what everything is computed in; annotations below say F64, which is the default.
 
     Attributes:
-        watch: told the residual stream [S, D] behind the embedding (``token_embd``) and behind the attention and the MLP of each
-            run (``blk.N.attn``, ``blk.N.ffn``), when set.
+        watch: when set, told the residual stream [S, D] behind the embedding (``token_embd``) and behind the attention and the
+            MLP of each run (``blk.N.attn``, ``blk.N.ffn``).
 
     Raises:
         UsageError: a weight is missing or has other dimensions than the shape needs.

@@ -41,9 +41,8 @@ def excuse(report: ParityReport, noise: Sequence[ParityReport]) -> str:
     if all(found <= limit for found, limit, _ in measures):
         if report.max_shortfall > near_tie:
             return ""
-        return (
-            f"only tokens on top differ, at most {report.max_shortfall:.2g} deviations down where {budget.near_tie:.2g} are a near-tie"
-        )
+        down = f"{report.max_shortfall:.2g} deviations down where {budget.near_tie:.2g} are a near-tie"
+        return f"only tokens on top differ, at most {down}"
     if not noise or report.nmse > limits["most_nmse"]:
         return ""
     near_tie = max(near_tie, limits["times"] * max(item.max_shortfall for item in noise))

@@ -77,7 +77,7 @@ class Findings:
         base: the most exact model that could be read; its weights and facts are the truth.
         no_reference: why there are no logits to compare with, if there are none.
         weights: the first difference of each readable model, by path.
-        layers: where inside the decoder runtimes part, for each that does on a file.
+        layers: where inside the decoder each runtime that parts on a file does so, in the first mode in which it does.
     """
 
     checks: list[FileCheck] = field(default_factory=list)
@@ -95,7 +95,7 @@ class Findings:
 
     @property
     def verdict(self) -> str:
-        """``pass`` if nothing failed and something was compared; ``ambiguous`` if all that is beyond its budget is explained."""
+        """``pass`` if nothing failed and something was compared; ``ambiguous`` if what is beyond its budget is explained."""
         right = (
             all(check.ok for check in self.checks)
             and not self.unreadable

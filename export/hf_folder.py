@@ -42,9 +42,7 @@ def write_hf_folder(model: Model, folder: Path, *, dtype: str = "f32") -> int:
     write_json(folder / "config.json", config_from_shape(model.shape, dtype=dtype, tokenizer=model.tokenizer))
     write_json(folder / "generation_config.json", generation_config(model.tokenizer))
     write_tokenizer_files(model, folder)
-    tensors = [
-        StoredTensor(spec.hf_name, fmt, spec.dims, _maker(model, spec.name, fmt)) for spec in tensor_specs(model.shape)
-    ]
+    tensors = [StoredTensor(spec.hf_name, fmt, spec.dims, _maker(model, spec.name, fmt)) for spec in tensor_specs(model.shape)]
     return write_safetensors(folder / "model.safetensors", tensors, {"format": "pt"})
 
 

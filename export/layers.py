@@ -1,4 +1,4 @@
-"""Where inside the decoder two runtimes part: the first point of the residual stream at which they differ. Arrays in, words out.
+"""Where inside the decoder two runtimes part: the first point of the residual stream that differs. Arrays in, words out.
 
 A point is what ``Reference.watch`` calls it: ``token_embd``, then ``blk.N.attn`` and ``blk.N.ffn`` for each executed block.
 Rows of a stream are brought to unit length before they are compared, so that one token with a huge stream, as trained models
@@ -68,7 +68,7 @@ def first_parting_point(
     floor = min(budget.nmse, gate("layers")["most_nmse"])
     before, last = "", 0.0
     for point, wanted in reference.items():
-        stream = found[point] if point in found else None  # asked for once: it may be made only now
+        stream = found.get(point)  # asked for once: it may be made only now
         if stream is None or stream.shape != wanted.shape:
             continue
         distances = _distances(wanted, stream)

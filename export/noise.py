@@ -1,4 +1,4 @@
-"""How far right arithmetic may land from the float64 reference: the reference again, with activations rounded as a runtime does.
+"""How far right arithmetic may land from the float64 reference: the same again, with activations rounded as runtimes do.
 
 Once activations are rounded, any difference in the order of sums turns into whole steps of the rounding after a few blocks, so
 two correct runtimes are as far from each other as from the reference. What that costs depends on the model and its tokens, and
@@ -58,7 +58,9 @@ def sample(
         formats: how each matrix is stored; decides what int8 rounds, and over how many values.
         dtype: of sums; with f32, scales are rounded to f16 too.
     """
-    reference = Reference(shape, weights, dtype) if rounding == FLOAT else _Rounded(shape, weights, dtype, rounding, formats or {})
+    reference = (
+        Reference(shape, weights, dtype) if rounding == FLOAT else _Rounded(shape, weights, dtype, rounding, formats or {})
+    )
     streams: dict[str, F64] = {}
     reference.watch = lambda point, stream: streams.update({point: stream.astype(np.float64)})
     return Sample(reference.logits(ids).astype(np.float64), streams)

@@ -94,7 +94,9 @@ def _check_external(path: Path, tensor: Any) -> None:
     need = _num_bytes(where, tensor)
     length = _number(where, entries, "length", need)
     if length != need:
-        raise FormatError(f"{where} has dimensions {list(tensor.dims)}, which need {need} bytes, but {length} are set aside for it")
+        raise FormatError(
+            f"{where} has dimensions {list(tensor.dims)}, which need {need} bytes, but {length} are set aside for it"
+        )
     if offset + length > size:
         raise FormatError(
             f"{where} lies at bytes {offset} to {offset + length} of {name!r}, which has {size}; was it cut short? "

@@ -58,7 +58,7 @@ def load(
         path: the file.
         threads: threads inside one operator; operators run one after another.
         settings: session config entries.
-        level: accuracy level of all quantised products, in place of what the file says: 0 computes in f32, 4 rounds activations.
+        level: accuracy level of all quantised products, in place of the file's: 0 computes in f32, 4 rounds activations.
         watch: values inside the graph that :func:`streams` gives; those that it does not have are passed over.
 
     Raises:

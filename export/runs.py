@@ -197,8 +197,8 @@ RUNTIMES = ("engine", *_PEERS)
 def stream_names(runtime: str, contents: Contents) -> dict[str, str]:
     """What ``runtime`` calls the points of the residual stream; empty for a runtime that shows nothing of its inside.
 
-    llama.cpp's names are those that its graphs pass to ``cb`` (``src/models/llama.cpp`` at ggml-org/llama.cpp@0c1e570); ONNX values
-    are called as :mod:`deepthin.export.onnx_model` calls them.
+    llama.cpp's names are those that its graphs pass to ``cb`` (``src/models/llama.cpp`` at ggml-org/llama.cpp@0c1e570); ONNX
+    values have :mod:`deepthin.export.onnx_model`'s.
     """
     count = int(contents.facts["num_layers"] or 0)
     if runtime == "llama.cpp":

@@ -107,8 +107,8 @@ def _verdict(found: Findings, parting: dict[str, Any] | None) -> str:
         mode = f" ({parting['mode']})" if parting["mode"] else ""
         layer = f", in {describe(parting['layer'])}" if parting["layer"] else ""
         return (
-            f"fail: the runtimes first part at position {parting['position']} of {parting['phase']}: {parting['runtime']}{mode} on "
-            f"{parting['file']}{layer} ({parting['why']})"
+            f"fail: the runtimes first part at position {parting['position']} of {parting['phase']}: "
+            f"{parting['runtime']}{mode} on {parting['file']}{layer} ({parting['why']})"
         )
     if parting["runtime"] is not None:
         return f"fail: {parting['runtime']} does not run {parting['file']} ({parting['why']})"

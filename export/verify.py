@@ -6,9 +6,9 @@ Four passes, each of which can fail the bundle:
 3. weights: every tensor against what its format can hold of the truth, bit for bit;
 4. logits: every runtime in every mode against the float64 reference over a fixed token list, whole, token by token, in pieces.
 
-Where logits part, the hidden states are compared to say in which block. Where only logits part, and near ties or the rounding of
-activations explain it, the verdict is "ambiguous" (:mod:`deepthin.export.ambiguity`): nothing is known to be wrong, and nothing
-is proven.
+Where logits part, the hidden states are compared to say in which block. Where only logits part, and near ties or the rounding
+of activations explain it, the verdict is "ambiguous" (:mod:`deepthin.export.ambiguity`): nothing is known to be wrong, and
+nothing is proven.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def _run(
                 state.status, state.why = "failed", state.why or f"{file.path}: {error}"
                 found.pairs.append(Pair(state.name, file.path, "run", None, str(error), mode.name))
                 break  # the other modes would fail in the same way
-            if parted:
+            if parted and not any((at.runtime, at.file) == (state.name, file.path) for at in found.layers):
                 say(f"hidden states of {file.path} in {state.name}")
                 found.layers.append(_layer(root, contents, truth, ids, runtime, mode, parted))
 
