@@ -156,8 +156,17 @@ def onnx_facts(contents: OnnxContents, shape: Shape) -> dict[str, Any]:
 
 
 def rounds_activations(contents: OnnxContents) -> bool:
-    """Whether a product asks for int8 activations (accuracy level 4)."""
-    return any(_attributes(node).get("accuracy_level", 0) == 4 for node in contents.nodes if node.op_type == "MatMulNBits")
+    """Whether runtimes round activations to int8 unless told otherwise.
+
+    They do where a product asks for it (accuracy level 4), and where a MatMul follows a DequantizeLinear in blocks along its first
+    axis, which onnxruntime joins into one product of that level.
+    """
+    found = [(node.op_type, _attributes(node)) for node in contents.nodes]
+    return any(
+        (op == "MatMulNBits" and attributes.get("accuracy_level", 0) == 4)
+        or (op == "DequantizeLinear" and attributes.get("block_size", 0) > 0 and attributes.get("axis", 1) == 0)
+        for op, attributes in found
+    )
 
 
 def _weight_name(node: Any) -> str | None:

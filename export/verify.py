@@ -201,7 +201,7 @@ def _run(
         for mode in runtime.modes(contents):
             say(f"{file.path} in {state.name}{f', {mode.name}' if mode.name else ''}")
             budget = budget_named(f"{mode.key}.{file.quant}")
-            parted = ""
+            parted, runs = "", True
             try:
                 for phase, logits in runtime.logits(root, contents, ids, mode):
                     if logits.shape != reference.shape:
@@ -213,12 +213,13 @@ def _run(
                     found.pairs.append(Pair(state.name, file.path, phase, report, "", mode.name, why))
                     parted = parted or ("" if report.ok else phase)
             except DeepthinError as error:
-                state.status, state.why = "failed", state.why or f"{file.path}: {error}"
+                state.status, state.why, runs = "failed", state.why or f"{file.path}: {error}", False
                 found.pairs.append(Pair(state.name, file.path, "run", None, str(error), mode.name))
-                break  # the other modes would fail in the same way
             if parted and not any((at.runtime, at.file) == (state.name, file.path) for at in found.layers):
                 say(f"hidden states of {file.path} in {state.name}")
                 found.layers.append(_layer(root, contents, truth, ids, runtime, mode, parted))
+            if not runs:
+                break  # the other modes would fail in the same way
 
 
 def _excuse(truth: Truth, contents: Contents, mode: Mode, report: ParityReport) -> str:
@@ -232,9 +233,9 @@ def _layer(
     """Where inside the decoder ``runtime`` leaves the reference in ``phase``."""
     file = contents.file
     budget = budget_named(f"{mode.key}.{file.quant}")
-    noise = [item.streams for item in truth.noise(contents, mode.rounding)]
     try:
         streams = runtime.streams(root, contents, ids, mode, phase)
+        noise = [item.streams for item in truth.noise(contents, mode.rounding)] if streams else []
         point, why = first_parting_point(truth.streams(), streams, noise, budget)
     except DeepthinError as error:
         point, why = "", f"its hidden states cannot be had: {error}"

@@ -1,4 +1,4 @@
-"""What ``deepthin export`` does with input and disks that are not as they should be: exit code 1, one line, and nothing left behind."""
+"""``deepthin export`` with input and disks that are not as they should be: exit code 1, one line, nothing left behind."""
 
 from __future__ import annotations
 

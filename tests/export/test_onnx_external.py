@@ -1,4 +1,4 @@
-"""External data of ONNX files that somebody else wrote: read where it is right, refused in one line before a byte is read elsewhere."""
+"""External data of ONNX files that somebody else wrote: read where it is right, refused in one line otherwise."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def test_gates_stand_beside_budgets() -> None:
     assert parse_gates(text, "t.toml") == {"c": {"kl": 1e-3, "ties": 8.0}}
     assert list(parse_budgets(text, "t.toml")) == ["a.b"]
     assert gate("random_f32")["nmse"] < gate("random_int8")["nmse"]
-    with pytest.raises(FormatError, match="there is no gate 'random_q2'; the gates are .*random_f32"):
+    with pytest.raises(FormatError, match=r"there is no gate 'random_q2'; the gates are .*random_f32"):
         gate("random_q2")
 
 
