@@ -158,8 +158,8 @@ def onnx_facts(contents: OnnxContents, shape: Shape) -> dict[str, Any]:
 def rounds_activations(contents: OnnxContents) -> bool:
     """Whether runtimes round activations to int8 unless told otherwise.
 
-    They do where a product asks for it (accuracy level 4), and where a MatMul follows a DequantizeLinear in blocks along its first
-    axis, which onnxruntime joins into one product of that level.
+    They do where a product asks for it (accuracy level 4), and where a MatMul follows a DequantizeLinear in blocks along its
+    first axis, which onnxruntime joins into one product of that level.
     """
     found = [(node.op_type, _attributes(node)) for node in contents.nodes]
     return any(

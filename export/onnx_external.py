@@ -34,7 +34,7 @@ def load_onnx(path: Path) -> Any:
         outside = [tensor for tensor in _tensors(path, proto.graph) if tensor.data_location == onnx.TensorProto.EXTERNAL]
         for tensor in outside:
             _check_external(path, tensor)
-        _require_unique(path, proto.graph)
+        _check_names(path, proto.graph)
         for tensor in outside:
             onnx.external_data_helper.load_external_data_for_tensor(tensor, str(path.parent))
             tensor.data_location = onnx.TensorProto.DEFAULT
@@ -60,13 +60,30 @@ def _tensors(path: Path, graph: Any, depth: int = 0) -> Iterator[Any]:
                 yield from _tensors(path, inner, depth + 1)
 
 
-def _require_unique(path: Path, graph: Any) -> None:
-    seen: set[str] = set()
-    names = [item.name for item in graph.initializer] + [name for node in graph.node for name in node.output if name]
-    for name in names:
-        if name in seen:
+def _check_names(path: Path, graph: Any) -> None:
+    """Every value has one name, is made once, and before it is used; so whoever follows values back comes to an end."""
+    constants = [item.name for item in graph.initializer]
+    texts = constants + [item.name for item in graph.input]
+    for node in graph.node:
+        texts += [*node.input, *node.output, node.op_type, node.domain, node.name, *(item.name for item in node.attribute)]
+    if not all(isinstance(text, str) for text in texts):  # bytes that are no UTF-8 are given as they are
+        raise FormatError(f"{path}: a name in its graph is not UTF-8; is it damaged?")
+    made: set[str] = set()
+
+    def add(name: str) -> None:
+        if name in made:
             raise FormatError(f"{path}: the name {name[:60]!a} is given twice; names of constants and values must be unique")
-        seen.add(name)
+        made.add(name)
+
+    for name in constants:
+        add(name)
+    inputs = {item.name for item in graph.input}
+    for node in graph.node:
+        for name in filter(None, node.input):
+            if name not in made and name not in inputs:
+                raise FormatError(f"{path}: node {node.name[:60]!a} uses {name[:60]!a}, which nothing before it makes")
+        for name in filter(None, node.output):
+            add(name)
 
 
 def _check_external(path: Path, tensor: Any) -> None:

@@ -79,15 +79,15 @@ def test_what_is_right_is_read(folder: Path, quiet: Model) -> None:
         (entry("location", "second_name"), r"a file with a second name \(a hard link\)"),
         (entry("location", "folder"), "a regular file is needed"),
         (entry("location", None), "no file is named"),
-        (entry("offset", "999999999"), r"lies at bytes 999999999 to 1000024575 of 'm\.onnx_data', which has"),
+        (entry("offset", "999999999"), r"lies at bytes 999999999 to 1000002047 of 'm\.onnx_data', which has"),
         (entry("offset", str(1 << 64)), "has offset '18446744073709551616' in its external data; a whole number"),
         (entry("offset", "-8"), "has offset '-8' in its external data; a whole number of bytes"),
         (entry("offset", "0x10"), "a whole number of bytes is needed"),
-        (entry("length", "8"), "which need 24576 bytes, but 8 are set aside"),
+        (entry("length", "8"), "which need 2048 bytes, but 8 are set aside"),
         (entry("length", "99999999999"), "but 99999999999 are set aside"),
         (lambda tensor: tensor.external_data.add(key="offset", value="0"), "gives 'offset' of its external data twice"),
         (lambda tensor: tensor.dims.__setitem__(0, -1), "none may be negative"),
-        (lambda tensor: tensor.dims.__setitem__(0, 1 << 40), "but 24576 are set aside"),
+        (lambda tensor: tensor.dims.__setitem__(0, 1 << 40), "but 2048 are set aside"),
         (lambda tensor: setattr(tensor, "data_type", onnx.TensorProto.STRING), "has data type 8"),
     ],
 )
@@ -126,6 +126,14 @@ def test_names_given_twice(folder: Path, kind: str) -> None:
     assert_refused(
         read_onnx, folder / "m.onnx", "is given twice; names of constants and values must be unique", max_bytes=16 << 20
     )
+
+
+def test_values_used_before_they_are_made(folder: Path) -> None:
+    proto = onnx.load(folder / "m.onnx", load_external_data=False)
+    node = next(node for node in proto.graph.node if node.op_type == "Cast")
+    node.input[0] = node.output[0]  # which would never end for whoever follows it
+    (folder / "m.onnx").write_bytes(proto.SerializeToString())
+    assert_refused(read_onnx, folder / "m.onnx", "which nothing before it makes", max_bytes=16 << 20)
 
 
 def test_no_damage_escapes_as_a_crash(quiet: Model, tmp_path: Path) -> None:
