@@ -231,7 +231,10 @@ def _run(here: _Loaded, ids: Sequence[int], *, every: bool, fetch: bool = True) 
 
 def _keeper(watched: dict[str, list[F32]]) -> Any:
     """A callback that copies the F32 values called as the keys of ``watched``, at the moment when each is computed."""
-    ggml = ctypes.CDLL(next(str(path) for path in _library_folder().iterdir() if "ggml-base" in path.name))
+    paths = sorted(str(path) for path in _library_folder().iterdir() if "ggml-base" in path.name)
+    if not paths:
+        raise RuntimeError(f"its library ggml-base is not in {_library_folder()}, so values inside its graph cannot be read")
+    ggml = ctypes.CDLL(paths[0])
     ggml.ggml_get_name.argtypes, ggml.ggml_get_name.restype = [ctypes.c_void_p], ctypes.c_char_p
     ggml.ggml_nelements.argtypes, ggml.ggml_nelements.restype = [ctypes.c_void_p], ctypes.c_int64
     ggml.ggml_backend_tensor_get.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
