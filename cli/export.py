@@ -70,7 +70,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--init", choices=("scaled",), default="scaled", help="random weights, where SOURCE has none: residual outputs scaled"
     )
     parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of random weights (default: 0)")
-    parser.add_argument("--overwrite", action="store_true", help="replace an earlier export in DIR")
+    parser.add_argument(
+        "--force",
+        "--overwrite",
+        dest="overwrite",
+        action="store_true",
+        help="replace an earlier export in DIR, as a whole; it stays if the new one fails",
+    )
 
 
 def run(options: argparse.Namespace, progress: Progress) -> Outcome:

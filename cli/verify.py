@@ -17,8 +17,10 @@ EXAMPLES = """examples:
   deepthin verify run/export --runtimes engine,onnxruntime
   deepthin verify bundle --json > verdict.json
 
-Exit code 0 says that all files are whole and every runtime that is installed gave the logits of the NumPy reference
-within the named budget; 4 says where they first part. A runtime that is not installed is named as skipped.
+Exit code 0 ("pass") says that all files are whole and every runtime that is installed gave the logits of the NumPy
+reference within the named budget, llama.cpp in strict and default mode, onnxruntime at accuracy levels 0 and 4. Exit code 4
+says where they first part, down to the block ("fail"), or that only near ties or the rounding of activations part them, so
+that nothing is known to be wrong and nothing proven ("ambiguous"). A runtime that is not installed is named as skipped.
 The verdict, and which versions gave it, are noted in manifest.json.
 """
 
@@ -51,9 +53,12 @@ def verdict_text(result: Mapping[str, Any]) -> str:
     rows = []
     for pair in result["pairs"]:
         figures = ["-" if pair.get(key) is None else f"{pair[key]:.1e}" for key in ("max_abs", "nmse", "kl")]
-        top1 = "-" if pair.get("top1") is None else f"{pair['top1']:.1%}"
-        rows.append((pair["b"], pair["file"], pair["phase"], *figures, top1, "ok" if pair["ok"] else "FAIL"))
+        tops = ["-" if pair.get(key) is None else f"{pair[key]:.1%}" for key in ("top1", "top10")]
+        told = {"pass": "ok", "ambiguous": "ambiguous", "fail": "FAIL"}[pair["verdict"]]
+        runtime = f"{pair['b']}, {pair['mode']}" if pair["mode"] else pair["b"]
+        rows.append((runtime, pair["file"], pair["phase"], *figures, *tops, told))
     lines = list(result["summary"])
     if rows:
-        lines = [table(("runtime", "file", "phase", "max abs", "nmse", "kl", "top-1", ""), rows, left=3), "", *lines]
+        heads = ("runtime", "file", "phase", "max abs", "nmse", "kl", "top-1", "top-10", "")
+        lines = [table(heads, rows, left=3), "", *lines]
     return "\n".join(lines)

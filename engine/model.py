@@ -154,9 +154,16 @@ class Model:
 
         Raises:
             UsageError: no such format.
+            FormatError: a value does not fit; the message names the tensor.
+            UnsupportedError: the format is only read.
         """
         scheme = scheme_named(quant)
-        made = {spec.name: self.tensors[spec.name].converted(stored_format(spec, scheme)) for spec in tensor_specs(self.shape)}
+        made = {}
+        for spec in tensor_specs(self.shape):
+            try:
+                made[spec.name] = self.tensors[spec.name].converted(stored_format(spec, scheme))
+            except FormatError as error:
+                raise FormatError(f"{self.source}: tensor '{spec.name}' cannot become {quant}: {error}") from None
         return Model(self.shape, made, self.tokenizer, self.name, self.source, self.metadata)
 
 

@@ -116,19 +116,27 @@ def _quantize_plain(blocks: F32, fmt: BlockFormat) -> np.ndarray:
     out = np.empty(len(blocks), fmt.dtype)
     if fmt.name == "bf16":
         out["d"] = f32_to_bf16(blocks[:, 0])
+        if ((out["d"] & 0x7F80) == 0x7F80).any():  # rounded up to infinity
+            raise FormatError("a weight is larger than bf16 can hold (3.39e38); use f32")
         return out
+    _store(out, "d", blocks[:, 0], fmt)
+    return out
+
+
+def _store(out: np.ndarray, field: str, values: F32, fmt: BlockFormat) -> None:
+    """Put ``values`` into ``field`` of the blocks ``out``, unless that is too narrow for them."""
     with np.errstate(over="raise"):
         try:
-            out["d"] = blocks[:, 0]
+            out[field] = values
         except FloatingPointError:
-            raise FormatError("a weight is larger than f16 can hold (65504); use f32 or bf16") from None
-    return out
+            what = "weight" if fmt.block_elements == 1 else f"block's scale or minimum, which {fmt.name} stores as f16,"
+            raise FormatError(f"a {what} is larger than f16 can hold (65504); use f32 or bf16") from None
 
 
 def _quantize_q8_0(blocks: F32, fmt: BlockFormat) -> np.ndarray:
     scale = np.abs(blocks).max(axis=1) / np.float32(127)
     out = np.empty(len(blocks), fmt.dtype)
-    out["d"] = scale
+    _store(out, "d", scale, fmt)
     out["qs"] = _round(blocks * _inverse(scale)[:, None])
     return out
 
@@ -154,7 +162,7 @@ def _with_codes(codes: F32, top: int, fmt: BlockFormat, **scales: F32) -> np.nda
     whole = np.clip(codes, 0, top).astype(np.uint8)
     out = np.empty(len(codes), fmt.dtype)
     for name, values in scales.items():
-        out[name] = values
+        _store(out, name, values, fmt)
     out["qs"] = pack_nibbles(whole)
     if top > 15:
         out["qh"] = np.packbits(whole >> 4, axis=1, bitorder="little")

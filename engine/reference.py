@@ -16,7 +16,7 @@ logits     Whead norm(x); the head is the embedding when tied
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,10 @@ class Reference:
         weights: f32 by canonical name, rows in canonical order (``Model.dequantized()``).
         dtype: what everything is computed in; annotations below say F64, which is the default.
 
+    Attributes:
+        watch: when set, told the residual stream [S, D] behind the embedding (``token_embd``) and behind the attention and the
+            MLP of each run (``blk.N.attn``, ``blk.N.ffn``).
+
     Raises:
         UsageError: a weight is missing or has other dimensions than the shape needs.
     """
@@ -49,6 +53,7 @@ class Reference:
         self._dtype = np.dtype(dtype)
         self._weights = {spec.name: np.asarray(weights[spec.name], self._dtype) for spec in tensor_specs(shape)}
         self._rates = rope_rates(shape.head_dim, shape.rope_theta, shape.rope_scaling)
+        self.watch: Callable[[str, F64], None] | None = None
         self.reset()
 
     @property
@@ -77,25 +82,26 @@ class Reference:
                 f"reference decoder: {self._position + tokens.size} tokens exceed the context of {self.shape.max_seq_len}"
             )
         x = self._weights["token_embd"][tokens]
+        self._tell("token_embd", x)
         for run in range(self.shape.num_executed_layers):
             x = self._block(run, x)
         self._position += tokens.size
-        head = self._weights["token_embd" if self.shape.tie_word_embeddings else "output"]
-        out: F64 = self._norm(x, "output_norm") @ head.T
-        return out
+        return self._product(self._norm(x, "output_norm"), "token_embd" if self.shape.tie_word_embeddings else "output")
 
     def _block(self, run: int, x: F64) -> F64:
         """Run number ``run`` of a block on x [S, D]; each run has a cache of its own, shared blocks share weights."""
         name = f"blk.{run // self.shape.layer_sharing}."
-        x = x + self._attention(run, name, self._norm(x, name + "attn_norm")) @ self._weights[name + "attn_output"].T
+        x = x + self._product(self._attention(run, name, self._norm(x, name + "attn_norm")), name + "attn_output")
+        self._tell(f"blk.{run}.attn", x)
         n = self._norm(x, name + "ffn_norm")
-        inner = n @ self._weights[name + "ffn_up"].T
+        inner = self._product(n, name + "ffn_up")
         if self.shape.mlp == "swiglu":
-            inner = _silu(n @ self._weights[name + "ffn_gate"].T) * inner
+            inner = _silu(self._product(n, name + "ffn_gate")) * inner
         else:
             inner = np.maximum(inner, 0) ** 2 if self.shape.mlp == "relu2" else _gelu(inner)
-        out: F64 = x + inner @ self._weights[name + "ffn_down"].T
-        return out
+        x = x + self._product(inner, name + "ffn_down")
+        self._tell(f"blk.{run}.ffn", x)
+        return x
 
     def _attention(self, run: int, name: str, n: F64) -> F64:
         """Append keys and values of n [S, D], then attend; returns [S, H·E]."""
@@ -118,10 +124,19 @@ class Reference:
 
     def _heads(self, n: F64, name: str) -> F64:
         """One of the three projections of n [S, D], its bias added: [S, heads, E]."""
-        out: F64 = n @ self._weights[name].T
+        out = self._product(n, name)
         if self.shape.qkv_bias:
             out = out + self._weights[name + ".bias"]
         return out.reshape(len(n), -1, self.shape.head_dim)
+
+    def _product(self, n: F64, name: str) -> F64:
+        """Multiply n [S, in] by the transpose of a matrix [out, in]; the one place where weights meet activations."""
+        out: F64 = n @ self._weights[name].T
+        return out
+
+    def _tell(self, point: str, stream: F64) -> None:
+        if self.watch is not None:
+            self.watch(point, stream)
 
     def _rope(self, u: F64) -> F64:
         """Turn u [S, heads, E] by the positions that follow the cache; angles are always f64."""

@@ -14,6 +14,7 @@ has the same bytes in both places.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import shutil
 from collections.abc import Callable, Sequence
@@ -99,6 +100,8 @@ def export_bundle(
         )
     partial = out.parent / f".{out.name}.partial-{secrets.token_hex(4)}"
     writer = BundleWriter(partial, hf_dtype, profile, accuracy_level, progress or (lambda path: None))
+    made = [folder for folder in out.parents if not folder.exists()]  # the innermost first
+    done = False
     try:
         _require_free(out, overwrite)
         partial.mkdir(parents=True)
@@ -124,11 +127,15 @@ def export_bundle(
         }
         write_manifest(partial, document)
         _move_into_place(partial, out)
+        done = True
     except OSError as error:
         reason = error.strerror or str(error)
         raise DeepthinError(f"{out}: the bundle cannot be written ({reason}); is there space and permission?") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        for folder in () if done else made:
+            with contextlib.suppress(OSError):  # it holds something of another's by now
+                folder.rmdir()
     return document
 
 
@@ -157,7 +164,7 @@ def _require_free(out: Path, overwrite: bool) -> None:
     if not (out / FILE_NAME).is_file():
         raise FormatError(f"{out}: is not empty and no bundle (it has no {FILE_NAME}); name another folder")
     if not overwrite:
-        raise FormatError(f"{out}: holds a bundle already; name another folder, or replace it with --overwrite")
+        raise FormatError(f"{out}: holds a bundle already; name another folder, or replace it with --force")
     foreign = unlisted_files(out, (file.path for file in read_manifest(out).files))
     if foreign:
         raise FormatError(
@@ -174,7 +181,7 @@ def _move_into_place(partial: Path, out: Path) -> None:
     out.rename(aside)
     try:
         partial.rename(out)
-    except OSError:
+    except BaseException:  # Ctrl-C too
         aside.rename(out)
         raise
     shutil.rmtree(aside, ignore_errors=True)

@@ -151,7 +151,12 @@ def read_contents(root: Path, file: ModelFile, shape: Shape) -> Contents:
     from deepthin.export.onnx_contents import onnx_facts, read_onnx  # loads `onnx`
 
     graph = read_onnx(root / file.path)
-    return Contents(file, onnx_facts(graph, shape), None, graph)
+    try:
+        facts = onnx_facts(graph, shape)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError) as error:  # a hostile graph
+        why = " ".join(f"{type(error).__name__} {error}".split())[:120]
+        raise FormatError(f"{root / file.path}: its operators and constants do not fit together ({why})") from None
+    return Contents(file, facts, None, graph)
 
 
 def compare_facts(base: str, shape: Shape, contents: Contents) -> list[FactDifference]:

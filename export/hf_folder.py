@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from deepthin.engine.arrays import U8
-from deepthin.engine.errors import UsageError
+from deepthin.engine.errors import FormatError, UsageError
 from deepthin.engine.formats import BlockFormat, format_named
 from deepthin.engine.hf_config import config_from_shape
-from deepthin.engine.model import Model, Tensor
+from deepthin.engine.model import Model
 from deepthin.engine.quants import quantize
 from deepthin.engine.tensors import tensor_specs
 from deepthin.export.feasibility import require_targets
@@ -42,11 +42,19 @@ def write_hf_folder(model: Model, folder: Path, *, dtype: str = "f32") -> int:
     write_json(folder / "config.json", config_from_shape(model.shape, dtype=dtype, tokenizer=model.tokenizer))
     write_json(folder / "generation_config.json", generation_config(model.tokenizer))
     write_tokenizer_files(model, folder)
-    tensors = [
-        StoredTensor(spec.hf_name, fmt, spec.dims, _maker(model.tensors[spec.name], fmt)) for spec in tensor_specs(model.shape)
-    ]
+    tensors = [StoredTensor(spec.hf_name, fmt, spec.dims, _maker(model, spec.name, fmt)) for spec in tensor_specs(model.shape)]
     return write_safetensors(folder / "model.safetensors", tensors, {"format": "pt"})
 
 
-def _maker(tensor: Tensor, fmt: BlockFormat) -> Callable[[], U8]:
-    return lambda: np.ascontiguousarray(tensor.data if tensor.format is fmt else quantize(tensor.dequantize(), fmt))
+def _maker(model: Model, name: str, fmt: BlockFormat) -> Callable[[], U8]:
+    tensor = model.tensors[name]
+
+    def make() -> U8:
+        if tensor.format is fmt:
+            return np.ascontiguousarray(tensor.data)
+        try:
+            return quantize(tensor.dequantize(), fmt)
+        except FormatError as error:
+            raise FormatError(f"{model.source}: tensor '{name}' cannot become {fmt.name}: {error}") from None
+
+    return make

@@ -63,7 +63,11 @@ class OnnxContents:
             if node.op_type == "DequantizeLinear":
                 return None if made[1] is None else _dequantized(made[0], made[1], _attributes(node))
             return made[0].T if node.op_type == "Transpose" else made[0]
-        values: npt.NDArray[Any] = numpy_helper.to_array(self.initializers[name], base_dir=str(self.path.parent))
+        try:
+            values: npt.NDArray[Any] = numpy_helper.to_array(self.initializers[name])
+        except (ValueError, TypeError, KeyError) as error:
+            why = " ".join(str(error).split())[:120]
+            raise FormatError(f"{self.path}: constant {name[:60]!a} does not hold what its dimensions say ({why})") from None
         return values
 
     def root(self, name: str) -> str:
@@ -95,17 +99,11 @@ def read_onnx(path: Path) -> OnnxContents:
     """Read the graph at ``path``; external data must lie in the same folder.
 
     Raises:
-        FormatError: the file is no ONNX model, or its external data is out of bounds.
+        FormatError: the file is no ONNX model, a name occurs twice, or external data is not where and what it should be.
     """
-    import onnx
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+    from deepthin.export.onnx_external import load_onnx  # loads `onnx`
 
-    try:
-        proto = onnx.load(str(path))
-    except (DecodeError, onnx.checker.ValidationError, OSError, ValueError) as error:
-        raise FormatError(f"{path}: it is not a readable ONNX model ({' '.join(str(error).split())[:200]})") from None
-    if not proto.graph.node:
-        raise FormatError(f"{path}: it is not a readable ONNX model (it has no graph)")
+    proto = load_onnx(path)
     contents = OnnxContents(path, list(proto.graph.node), {item.name: item for item in proto.graph.initializer})
     contents.made_by = {name: node for node in contents.nodes for name in node.output if name}
     return contents
@@ -123,8 +121,11 @@ def onnx_weights(contents: OnnxContents) -> dict[str, F32]:
         name = "output" if node is head else "token_embd" if node is table else _weight_name(node)
         try:
             values = None if name is None else _node_weight(contents, node)
-        except (ValueError, IndexError) as error:
-            raise FormatError(f"{contents.path}: node '{node.name}' has constants that do not fit it ({error})") from None
+        except (ValueError, IndexError, KeyError, TypeError) as error:
+            if isinstance(error, FormatError):
+                raise
+            why = " ".join(str(error).split())[:120]
+            raise FormatError(f"{contents.path}: node {node.name[:60]!a} has constants that do not fit it ({why})") from None
         if name is not None and values is not None:
             found[name] = values
     return found
@@ -160,8 +161,17 @@ def onnx_facts(contents: OnnxContents, shape: Shape) -> dict[str, Any]:
 
 
 def rounds_activations(contents: OnnxContents) -> bool:
-    """Whether a product asks for int8 activations (accuracy level 4)."""
-    return any(_attributes(node).get("accuracy_level", 0) == 4 for node in contents.nodes if node.op_type == "MatMulNBits")
+    """Whether runtimes round activations to int8 unless told otherwise.
+
+    They do where a product asks for it (accuracy level 4), and where a MatMul follows a DequantizeLinear in blocks along its
+    first axis, which onnxruntime joins into one product of that level.
+    """
+    found = [(node.op_type, _attributes(node)) for node in contents.nodes]
+    return any(
+        (op == "MatMulNBits" and attributes.get("accuracy_level", 0) == 4)
+        or (op == "DequantizeLinear" and attributes.get("block_size", 0) > 0 and attributes.get("axis", 1) == 0)
+        for op, attributes in found
+    )
 
 
 def _weight_name(node: Any) -> str | None:

@@ -6,6 +6,7 @@ max_abs    max |x - r|
 nmse       sum (x - r)^2 / sum r^2, over all positions (as ggml's test-backend-ops defines it) or within one
 kl         KL(softmax r || softmax x) per position, in nats; its mean and its largest value
 top1       share of positions where both have the same largest logit, or one in a near-tie with it
+top10      how many of r's ten largest logits are among x's ten largest, as a share, the mean over positions
 near-tie   r falls short of its maximum, at the token x prefers, by at most ``near_tie`` standard deviations of r's row
 """
 
@@ -21,6 +22,7 @@ from deepthin.engine.arrays import F64
 from deepthin.export.tolerances import Budget
 
 _FAIR_PART = 0.1  # of the mean over all positions
+_TOP = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,8 @@ class ParityReport:
         nmse: over all positions.
         max_position_nmse: of the worst single position.
         top1_ties: positions where the largest logits differ, but only within a near-tie.
+        top10: common part of the ten largest.
+        max_shortfall: of all positions where the largest logits differ, how far down r's row the other's one is, at most.
         first_divergence: the first position that breaks a limit, if any does.
         why: what broke the budget, one clause; empty when ``ok``.
     """
@@ -56,6 +60,8 @@ class ParityReport:
     kl_max: float
     top1: float
     top1_ties: int
+    top10: float
+    max_shortfall: float
     first_divergence: Divergence | None
     ok: bool
     why: str
@@ -72,6 +78,7 @@ class ParityReport:
             "kl_max": _finite(self.kl_max),
             "top1": self.top1,
             "top1_ties": self.top1_ties,
+            "top10": self.top10,
             "first_divergence": None if parted is None else {"position": parted.position, "why": parted.why},
             "budget": self.budget.to_json(),
             "ok": self.ok,
@@ -115,6 +122,8 @@ def compare_logits(reference: F64, other: npt.NDArray[Any], budget: Budget) -> P
         kl_max=float("inf") if bad_rows.size else float(kl.max()),
         top1=float((shortfall <= budget.near_tie).mean()),
         top1_ties=int(((shortfall > 0) & (shortfall <= budget.near_tie)).sum()),
+        top10=_common_top(r, x),
+        max_shortfall=float(shortfall.max()),
         first_divergence=parted,
         ok=not why,
         why=why,
@@ -144,6 +153,13 @@ def _shortfall(r: F64, x: F64) -> F64:
     """How far r at the token x prefers lies below r's maximum, per position, in standard deviations of r's row."""
     below: F64 = _ratio(r.max(axis=1) - r[np.arange(len(r)), x.argmax(axis=1)], r.std(axis=1))
     return below
+
+
+def _common_top(r: F64, x: F64) -> float:
+    count = min(_TOP, r.shape[1])
+    tops = (np.argpartition(-side, count - 1, axis=1)[:, :count] for side in (r, x))
+    common = [np.intersect1d(a, b, assume_unique=True).size for a, b in zip(*tops, strict=True)]
+    return float(np.mean(common) / count)
 
 
 def _first_divergence(

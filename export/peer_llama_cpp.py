@@ -14,6 +14,7 @@ import functools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,8 @@ class _Loaded:
     num_tokens: int
     max_batch: int
     position: int = 0
+    watched: dict[str, list[F32]] | None = None
+    callback: Any = None  # the C side holds the pointer, so this side must hold the object
 
 
 _loaded: _Loaded | None = None
@@ -50,7 +53,15 @@ def version() -> dict[str, Any]:
 
 
 def load(
-    path: str, *, threads: int = 1, context: int = 512, strict: bool = True, vocab_only: bool = False, batch: int = _MAX_BATCH
+    path: str,
+    *,
+    threads: int = 1,
+    context: int = 512,
+    strict: bool = True,
+    vocab_only: bool = False,
+    batch: int = _MAX_BATCH,
+    repack: bool = True,
+    watch: list[str] | None = None,
 ) -> dict[str, Any]:
     """Load a GGUF file, replacing the one loaded before.
 
@@ -61,6 +72,8 @@ def load(
         strict: F32 cache and no flash attention.
         vocab_only: load what :func:`tokenize` needs and no weights.
         batch: most tokens handed over at once.
+        repack: let blocks be regrouped for the CPU's vectors, as by default; without it they are multiplied as they are stored.
+        watch: names of F32 values inside its graph that :func:`streams` gives; those that it does not have are passed over.
 
     Raises:
         RuntimeError: llama.cpp refuses the file; the message holds what it said.
@@ -71,11 +84,14 @@ def load(
     model_params = api.llama_model_default_params()
     model_params.n_gpu_layers = 0
     model_params.vocab_only = vocab_only
+    model_params.use_extra_bufts = repack
     model = api.llama_model_load_from_file(str(path).encode(), model_params)
     if not model:
         raise RuntimeError(f"it cannot load {path}: {_said()}")
     handle, room = None, None
     max_batch = max(1, min(batch, context))
+    watched: dict[str, list[F32]] | None = {name: [] for name in watch} if watch else None
+    callback = None
     if not vocab_only:
         params = api.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch = context, max_batch, max_batch
@@ -83,12 +99,14 @@ def load(
         if strict:
             params.type_k = params.type_v = _GGML_TYPE_F32
             params.flash_attn_type = _FLASH_ATTENTION_OFF
+        if watched is not None:
+            params.cb_eval = callback = api.ggml_backend_sched_eval_callback(_keeper(watched))
         handle = api.llama_init_from_model(model, params)
         if not handle:
             raise RuntimeError(f"it cannot make a context of {context} tokens for {path}: {_said()}")
         room = api.llama_batch_init(max_batch, 0, 1)
     vocab = api.llama_model_get_vocab(model)
-    _loaded = _Loaded(model, handle, room, vocab, api.llama_vocab_n_tokens(vocab), max_batch)
+    _loaded = _Loaded(model, handle, room, vocab, api.llama_vocab_n_tokens(vocab), max_batch, 0, watched, callback)
     return {
         "vocab_size": _loaded.num_tokens,
         "num_layers": api.llama_model_n_layer(model),
@@ -136,6 +154,18 @@ def logits(ids: list[int], *, schedule: list[int] | None = None) -> dict[str, An
     _clear(here)
     parts = [_run(here, piece, every=True) for piece in pieces(ids, schedule)]
     return {"logits": np.concatenate(parts)}
+
+
+def streams(ids: list[int], *, schedule: list[int] | None = None) -> dict[str, Any]:
+    """Each watched value f32 [S, width] by its name, from an empty cache; arguments as those of :func:`logits`."""
+    here = _current()
+    if here.watched is None:
+        raise RuntimeError("nothing is watched; load the model with watch")
+    for parts in here.watched.values():
+        parts.clear()
+    logits(ids, schedule=schedule)
+    width = _api().llama_model_n_embd(here.model)
+    return {name: np.concatenate(parts).reshape(-1, width) for name, parts in here.watched.items() if parts}
 
 
 def greedy(ids: list[int], count: int) -> dict[str, Any]:
@@ -199,6 +229,28 @@ def _run(here: _Loaded, ids: Sequence[int], *, every: bool, fetch: bool = True) 
     return np.concatenate(parts) if parts else np.empty((0, here.num_tokens), np.float32)
 
 
+def _keeper(watched: dict[str, list[F32]]) -> Any:
+    """A callback that copies the F32 values called as the keys of ``watched``, at the moment when each is computed."""
+    paths = sorted(str(path) for path in _library_folder().iterdir() if "ggml-base" in path.name)
+    if not paths:
+        raise RuntimeError(f"its library ggml-base is not in {_library_folder()}, so values inside its graph cannot be read")
+    ggml = ctypes.CDLL(paths[0])
+    ggml.ggml_get_name.argtypes, ggml.ggml_get_name.restype = [ctypes.c_void_p], ctypes.c_char_p
+    ggml.ggml_nelements.argtypes, ggml.ggml_nelements.restype = [ctypes.c_void_p], ctypes.c_int64
+    ggml.ggml_backend_tensor_get.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
+
+    def keep(tensor: int, asked: bool, _: object) -> bool:
+        name = ggml.ggml_get_name(tensor).decode("utf-8", "replace")
+        if asked or name not in watched:
+            return name in watched
+        values = np.empty(ggml.ggml_nelements(tensor), np.float32)
+        ggml.ggml_backend_tensor_get(tensor, values.ctypes.data, 0, values.nbytes)
+        watched[name].append(values)
+        return True
+
+    return keep
+
+
 def _clear(here: _Loaded) -> None:
     api = _api()
     if not here.context:
@@ -231,6 +283,10 @@ def _library() -> Any:
     return llama_cpp
 
 
+def _library_folder() -> Path:
+    return Path(_library().__file__).parent / "lib"
+
+
 def _api() -> Any:
     return _library().llama_cpp
 
@@ -245,4 +301,4 @@ def _on_log(level: int, text: bytes | None, _: object) -> None:
         print(line, flush=True)
 
 
-METHODS = {f.__name__: f for f in (version, load, unload, tokenize, logits, greedy, measure)}
+METHODS = {f.__name__: f for f in (version, load, unload, tokenize, logits, streams, greedy, measure)}

@@ -9,12 +9,12 @@ import numpy as np
 
 from deepthin.engine.arrays import F32, F64
 from deepthin.engine.formats import F32 as F32_FORMAT
-from deepthin.engine.formats import STORED, BlockFormat, scheme_named, scheme_of
+from deepthin.engine.formats import Q8_0, STORED, BlockFormat, scheme_named, scheme_of
 from deepthin.engine.model import Tensor
-from deepthin.engine.reference import Reference
 from deepthin.engine.shape import Shape
 from deepthin.engine.tensors import TensorSpec, stored_format, tensor_specs
-from deepthin.export.contents import ModelFile
+from deepthin.export.contents import Contents, ModelFile
+from deepthin.export.noise import Sample, noise_samples, sample
 
 
 class Truth:
@@ -32,7 +32,8 @@ class Truth:
         self._base_format = F32_FORMAT if base_quant == STORED else scheme_named(base_quant).coarsest
         self._key: tuple[str, str] | None = None
         self._weights: dict[str, F32] = {}
-        self._logits: F64 | None = None
+        self._sample: Sample | None = None
+        self._noise: dict[str, list[Sample]] = {}
 
     def weights(self, file: ModelFile, found: Mapping[str, F32]) -> Mapping[str, F32]:
         """What ``file`` should hold: the base quantised to its format and dequantised again.
@@ -44,7 +45,7 @@ class Truth:
         """
         key = (file.quant, "hf" if file.kind == "hf" and file.quant != "f32" else "")
         if key != self._key:
-            self._key, self._logits, self._weights = key, None, {}
+            self._key, self._sample, self._weights, self._noise = key, None, {}, {}
             for spec in tensor_specs(self.shape):
                 self._weights[spec.name] = self._wanted(spec, file, found.get(spec.name))
         return self._weights
@@ -66,9 +67,30 @@ class Truth:
 
     def logits(self) -> F64:
         """Reference logits f64 [S, V] on the weights asked for last."""
-        if self._logits is None:
-            self._logits = np.asarray(Reference(self.shape, self._weights, np.float64).logits(self._ids), np.float64)
-        return self._logits
+        return self._run().logits
+
+    def streams(self) -> Mapping[str, F64]:
+        """The reference's residual stream [S, D] by point (see ``Reference.watch``), on the same weights."""
+        return self._run().streams
+
+    def noise(self, contents: Contents, rounding: str) -> list[Sample]:
+        """What right runtimes with ``rounding`` may compute on the same weights, stored as ``contents`` stores them."""
+        if rounding not in self._noise:
+            formats = self._formats(contents)
+            self._noise[rounding] = noise_samples(self.shape, self._weights, self._ids, rounding, formats)
+        return self._noise[rounding]
+
+    def _run(self) -> Sample:
+        if self._sample is None:
+            self._sample = sample(self.shape, self._weights, self._ids)
+        return self._sample
+
+    def _formats(self, contents: Contents) -> dict[str, BlockFormat]:
+        if contents.file.quant == STORED:  # an ONNX file holds them all as 8 or 4 bits in blocks of 32
+            held = {} if contents.model is None else contents.model.tensors
+            return {spec.name: held[spec.name].format if held else Q8_0 for spec in tensor_specs(self.shape)}
+        scheme = scheme_named(contents.file.quant)
+        return {spec.name: stored_format(spec, scheme) for spec in tensor_specs(self.shape)}
 
 
 def _is_near(base: F32, found: F32, fmt: BlockFormat, base_format: BlockFormat) -> bool:

@@ -4,7 +4,11 @@ Four passes, each of which can fail the bundle:
 1. checksums: every file against the manifest;
 2. facts: heads, epsilon, rotary base and the like, file against file;
 3. weights: every tensor against what its format can hold of the truth, bit for bit;
-4. logits: every runtime against the float64 reference over a fixed token list, whole, token by token, and in pieces.
+4. logits: every runtime in every mode against the float64 reference over a fixed token list, whole, token by token, in pieces.
+
+Where logits part, the hidden states are compared to say in which block. Where only logits part, and near ties or the rounding
+of activations explain it, the verdict is "ambiguous" (:mod:`deepthin.export.ambiguity`): nothing is known to be wrong, and
+nothing is proven.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from deepthin._version import VERSION
 from deepthin.engine.errors import DeepthinError, PeerError, PeerMissingError, UsageError
 from deepthin.engine.formats import F32, STORED, scheme_named
 from deepthin.engine.shape import Shape
+from deepthin.export.ambiguity import excuse
 from deepthin.export.contents import (
     Contents,
     ModelFile,
@@ -30,9 +35,10 @@ from deepthin.export.contents import (
     read_contents,
 )
 from deepthin.export.findings import Findings, Pair, RuntimeState
+from deepthin.export.layers import LayerParting, first_parting_point
 from deepthin.export.manifest import Manifest, check_files, read_manifest, unlisted_files
-from deepthin.export.parity import compare_logits
-from deepthin.export.runs import RUNTIMES, Runtime, make_runtime, reads
+from deepthin.export.parity import ParityReport, compare_logits
+from deepthin.export.runs import RUNTIMES, Mode, Runtime, make_runtime, reads
 from deepthin.export.summary import summarize
 from deepthin.export.tolerances import budget_named
 from deepthin.export.truth import Truth
@@ -66,8 +72,8 @@ def verify_bundle(
         progress: told what comes next, in a few words.
 
     Returns:
-        ``verdict`` ("pass" or "fail"), ``summary`` (lines for people), ``first_parting``, ``tokens``, and the details under
-        ``runtimes``, ``files``, ``facts``, ``weights`` and ``pairs``.
+        ``verdict`` ("pass", "ambiguous" or "fail"), ``summary`` (lines for people), ``first_parting``, ``tokens``, and the
+        details under ``runtimes``, ``files``, ``facts``, ``weights``, ``pairs`` and ``layers``.
 
     Raises:
         FormatError: ``path`` has no readable manifest.
@@ -187,26 +193,54 @@ def _run(
     except DeepthinError as error:
         found.no_reference = str(error)
         return
+    static_ok = not found.weights.get(file.path) and not any(fact.file == file.path for fact in found.facts)
     for state in found.runtimes:
         runtime = pool.get(state.name)
         if runtime is None or not reads(runtime, file) or (again and file.kind in runtime.kinds):
             continue
-        say(f"{file.path} in {state.name}")
-        rounds = "_int8" if contents.rounds_activations() else ""
-        budget = budget_named(
-            f"{'onnxruntime' if file.kind == 'onnx' else runtime.key}{rounds}.{_budget_quant(file.quant, file.kind)}"
-        )
         state.num_runs += 1
-        try:
-            for phase, logits in runtime.logits(root, contents, ids):
-                if logits.shape != reference.shape:
-                    why = f"its logits are {list(logits.shape)}, but {list(reference.shape)} are needed"
-                    found.pairs.append(Pair(state.name, file.path, phase, None, why))
-                else:
-                    found.pairs.append(Pair(state.name, file.path, phase, compare_logits(reference, logits, budget)))
-        except DeepthinError as error:
-            state.status, state.why = "failed", state.why or f"{file.path}: {error}"
-            found.pairs.append(Pair(state.name, file.path, "run", None, str(error)))
+        for mode in runtime.modes(contents):
+            say(f"{file.path} in {state.name}{f', {mode.name}' if mode.name else ''}")
+            budget = budget_named(f"{mode.key}.{_budget_quant(file.quant, file.kind)}")
+            parted, runs = "", True
+            try:
+                for phase, logits in runtime.logits(root, contents, ids, mode):
+                    if logits.shape != reference.shape:
+                        why = f"its logits are {list(logits.shape)}, but {list(reference.shape)} are needed"
+                        found.pairs.append(Pair(state.name, file.path, phase, None, why, mode.name))
+                        continue
+                    report = compare_logits(reference, logits, budget)
+                    why = "" if report.ok or not static_ok else _excuse(truth, contents, mode, report)
+                    found.pairs.append(Pair(state.name, file.path, phase, report, "", mode.name, why))
+                    parted = parted or ("" if report.ok else phase)
+            except DeepthinError as error:
+                state.status, state.why, runs = "failed", state.why or f"{file.path}: {error}", False
+                found.pairs.append(Pair(state.name, file.path, "run", None, str(error), mode.name))
+            if parted and not any((at.runtime, at.file) == (state.name, file.path) for at in found.layers):
+                say(f"hidden states of {file.path} in {state.name}")
+                found.layers.append(_layer(root, contents, truth, ids, runtime, mode, parted))
+            if not runs:
+                break  # the other modes would fail in the same way
+
+
+def _excuse(truth: Truth, contents: Contents, mode: Mode, report: ParityReport) -> str:
+    made = truth.noise(contents, mode.rounding)
+    return excuse(report, [compare_logits(truth.logits(), item.logits, report.budget) for item in made])
+
+
+def _layer(
+    root: Path, contents: Contents, truth: Truth, ids: list[int], runtime: Runtime, mode: Mode, phase: str
+) -> LayerParting:
+    """Where inside the decoder ``runtime`` leaves the reference in ``phase``."""
+    file = contents.file
+    budget = budget_named(f"{mode.key}.{_budget_quant(file.quant, file.kind)}")
+    try:
+        streams = runtime.streams(root, contents, ids, mode, phase)
+        noise = [item.streams for item in truth.noise(contents, mode.rounding)] if streams else []
+        point, why = first_parting_point(truth.streams(), streams, noise, budget)
+    except DeepthinError as error:
+        point, why = "", f"its hidden states cannot be had: {error}"
+    return LayerParting(runtime.name, mode.name, file.path, phase, point, why)
 
 
 def _budget_quant(quant: str, kind: str) -> str:
@@ -233,7 +267,7 @@ def _document(found: Findings, ids: list[int]) -> dict[str, Any]:
     if found.no_reference or not found.base:
         reference |= {"status": "failed", "why": found.no_reference or "no model of the bundle can be read"}
     return {
-        "verdict": "pass" if found.ok else "fail",
+        "verdict": found.verdict,
         "summary": lines,
         "first_parting": parting,
         "base": found.base,
@@ -248,4 +282,5 @@ def _document(found: Findings, ids: list[int]) -> dict[str, Any]:
             for file, difference in found.weights.items()
         ],
         "pairs": [pair.to_json() for pair in found.pairs],
+        "layers": [parting.to_json() for parting in found.layers],
     }

@@ -36,7 +36,7 @@ def test_export_as_json_and_as_table(tmp_path: Path, capsys: pytest.CaptureFixtu
     arguments = ["export", TINY, "--out", str(tmp_path / "b"), "--to", "gguf", "--quant", "q8_0"]
     assert main(arguments) == 0
     assert "gguf/model-q8_0.gguf" in capsys.readouterr().out
-    assert main([*arguments, "--overwrite", "--json"]) == 0
+    assert main([*arguments, "--force", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["schema"] == "deepthin/manifest/1"
     assert [item["path"] for item in found["files"]] == ["gguf/model-q8_0.gguf"]
@@ -94,7 +94,7 @@ def test_an_unusable_out_exits_1_before_anything_slow(
 
 def test_a_bundle_in_the_way_names_the_option(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", TINY, "--out", str(bundle)]) == 1
-    assert "name another folder, or replace it with --overwrite" in capsys.readouterr().err
+    assert "name another folder, or replace it with --force" in capsys.readouterr().err
 
 
 def test_what_quant_does_not_reach_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,7 +110,7 @@ def test_accuracy_level_and_profile_reach_the_files(tmp_path: Path) -> None:
     assert main([*arguments, "--onnx-accuracy-level", "4"]) == 0
     manifest = json.loads((tmp_path / "b" / "manifest.json").read_text())
     assert manifest["onnx_accuracy_level"] == 4 and manifest["onnx"]["profile"] == "contrib"
-    assert main([*arguments, "--overwrite", "--onnx-profile", "standard"]) == 0
+    assert main([*arguments, "--force", "--onnx-profile", "standard"]) == 0
     manifest = json.loads((tmp_path / "b" / "manifest.json").read_text())
     assert manifest["onnx"]["opset"] == 23 and manifest["onnx"]["onnxruntime"] == ">=1.23"
     config = json.loads((tmp_path / "b" / "genai" / "q4_0" / "genai_config.json").read_text())

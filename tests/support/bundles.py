@@ -13,7 +13,8 @@ import numpy as np
 import onnx
 
 from deepthin.engine.arrays import F32
-from deepthin.engine.formats import format_named
+from deepthin.engine.formats import GGUF_TYPES, format_named
+from deepthin.engine.gguf_file import read_gguf
 from deepthin.engine.model import Model, Tensor
 from deepthin.engine.shape import Shape
 from deepthin.engine.tensors import tensor_specs
@@ -21,6 +22,12 @@ from deepthin.export.gguf_writer import write_gguf
 from deepthin.export.hf_folder import write_hf_folder
 from deepthin.export.onnx_model import write_onnx
 from tests.support.tiny_models import lively_model
+
+# the models of the bundle that tests/export/conftest.py makes, what they hold, and who runs them
+HF, GGUF, ONNX = "hf", "gguf/model-f32.gguf", "transformersjs/onnx/model.onnx"
+GGUF_Q4, ONNX_Q4 = "gguf/model-q4_0.gguf", "transformersjs/onnx/model_q4.onnx"
+QUANT = {HF: "f32", GGUF: "f32", ONNX: "f32", GGUF_Q4: "q4_0", ONNX_Q4: "q4_0"}
+READERS = {GGUF: "engine llama.cpp", GGUF_Q4: "engine llama.cpp", ONNX: "onnxruntime", ONNX_Q4: "onnxruntime"}
 
 
 def quiet_model(shape: Shape, *, seed: int = 0) -> Model:
@@ -82,6 +89,17 @@ def edit_onnx(bundle: Path, name: str, change: Callable[[Any], None]) -> None:
     proto = onnx.load(str(bundle / name))
     change(proto)
     onnx.save(proto, str(bundle / name))
+    bless(bundle, name)
+
+
+def edit_gguf(bundle: Path, name: str, tensor: str, change: Callable[[Any], Any]) -> None:
+    """Let ``change`` alter the stored blocks of ``tensor``, a structured array [out, blocks]."""
+    held = read_gguf(bundle / name)
+    info = held.tensors[tensor]
+    blocks = held.data(tensor).copy().view(GGUF_TYPES[info.type_id].dtype)
+    data = bytearray((bundle / name).read_bytes())
+    data[info.start : info.start + info.num_bytes] = np.ascontiguousarray(change(blocks)).tobytes()
+    (bundle / name).write_bytes(data)
     bless(bundle, name)
 
 
