@@ -19,6 +19,7 @@ from deepthin.search.config import SearchConfig
 from deepthin.search.cost import Cost, CostOf, RepeatedCostOf, Timing, pooled
 from deepthin.search.design import initial_design, random_generator
 from deepthin.search.folder import RunFolder
+from deepthin.search.file_sizes import FileSizes, with_file_sizes
 from deepthin.search.front import comparison, feasible, front_document
 from deepthin.search.guide import Guide
 from deepthin.search.hypervolume import hypervolume
@@ -50,6 +51,7 @@ def run_search(
     out: Path,
     progress: Progress | None = None,
     remeasure: RepeatedCostOf | None = None,
+    sizes: FileSizes | None = None,
 ) -> dict[str, Any]:
     """Run, resume or repeat a search in the folder ``out`` and return the document of its ``front.json``.
 
@@ -64,6 +66,7 @@ def run_search(
         remeasure: measures a shape anew; used on candidates whose place on the front their intervals leave open, until it is
             settled or each was repeated :data:`REPEATS` times.
         progress: called as ``progress(message, done, total)``.
+        sizes: bytes of the files beside GGUF, for the document; the exporter knows them, which this folder does not.
 
     Raises:
         InfeasibleError: no shape meets the budget, or no measured one the limits.
@@ -79,6 +82,8 @@ def run_search(
         if remeasure is not None:
             run.settle(remeasure, say)
         document = run.document(say)
+        if sizes is not None:
+            document = with_file_sizes(document, sizes)
         folder.write_front(document)
         return document
 

@@ -45,7 +45,7 @@ def test_onnxruntime_agrees_in_three_cache_schedules(name: str, quant: str, tmp_
         assert nmse(ort_logits(path, chunks), want) < NMSE_BUDGET
 
 
-@pytest.mark.parametrize("quant", ["f32", "q8_0", "q4_0"])
+@pytest.mark.parametrize("quant", ["f32", "f16", "q8_0", "q4_0"])
 @pytest.mark.parametrize("name", [name for name in VARIANT_SHAPES if target_verdicts(tiny_shape(name))["onnx"].ok])
 def test_onnxruntime_agrees_on_every_architecture(name: str, quant: str, tmp_path: Path) -> None:
     """60 tokens, past the original context of every scaling; each file passes the checker and fits its predicted size."""
@@ -143,6 +143,7 @@ def test_block_weights_are_the_models_own(name: str, quant: str, tmp_path: Path)
         stored, want = model.tensors[spec.name].format.name, model.tensors[spec.name].dequantize()
         if stored in ("f32", "f16"):
             values = found[spec.hf_name]
+            assert values.dtype == (np.float16 if stored == "f16" else np.float32)
             np.testing.assert_array_equal(values.T if spec.role in ("attention", "mlp") else values, want)
         elif stored == "q4_1":
             np.testing.assert_allclose(nbits_values(found, spec.hf_name, 4), want, rtol=0, atol=1e-6 * np.abs(want).max())
@@ -151,7 +152,7 @@ def test_block_weights_are_the_models_own(name: str, quant: str, tmp_path: Path)
 
 
 def test_a_tied_table_is_stored_once(tmp_path: Path) -> None:
-    for quant, size in (("f32", 4.0), ("q4_0", 1 + 4 / 32)):  # the head of a q4_0 body is q8_0
+    for quant, size in (("f32", 4.0), ("f16", 2.0), ("q4_0", 1 + 4 / 32)):  # the head of a q4_0 body is q8_0
         (tmp_path / quant).mkdir()
         shape = tiny_shape("smollm_like")
         path = exported(lively_model(shape).quantized(quant), tmp_path / quant)
@@ -246,7 +247,7 @@ def test_a_shape_without_operators_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("quant", ["f32", "q8_0", "q4_0"])
+@pytest.mark.parametrize("quant", ["f32", "f16", "q8_0", "q4_0"])
 @pytest.mark.parametrize(
     "name", ["plain", "narrow_heads", "wide_heads", "qwen3_odd", "qwen2_odd", "smollm3", "yarn", "gelu", "shared"]
 )
