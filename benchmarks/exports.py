@@ -4,8 +4,8 @@
     python benchmarks/exports.py --models 60m --runtimes onnxruntime --threads 2       one part, added to today's results
     python benchmarks/exports.py --no-measure --docs                 rewrite the table of docs/exports.md from stored results
 
-The files are those of ``deepthin export``. All formats of one runtime take turns within each round, every one in a process of its
-own, so that a ratio is made of pairs of one round. One JSON line per file, test and thread count goes to
+The files are those of ``deepthin export``. All formats of one runtime take turns within each round, every one in a process of
+its own, so that a ratio is made of pairs of one round. One JSON line per file, test and thread count goes to
 ``results/<machine>/<date>-<commit>-exports.jsonl``; runs of one day and commit add up.
 """
 
@@ -236,10 +236,11 @@ def render(lines: Sequence[Mapping[str, Any]]) -> str:
     machine = first["machine"]
     versions = dict.fromkeys(f"{line['runtime']} {line['runtime_version']}" for line in lines)
     about = (
-        f"Threads: {' / '.join(map(str, threads))}. Medians; ratios with 95 % intervals, from pairs of one round, above 1 is faster than the "
-        f"f32 file of the same weights. Measured {first['created_utc'][:10]} on {machine.get('cpu_model', machine['arch'])} "
-        f"({machine['usable_cpus']} CPUs, {machine['simd']}, {machine['os']}), commit {first['commit']}, {', '.join(versions)}, "
-        f"`{first['command'].split(' --')[0]}`."
+        f"Threads: {' / '.join(map(str, threads))}. Medians; ratios with 95 % intervals, from pairs of one round, "
+        f"above 1 is faster than the f32 file of the same weights. Measured {first['created_utc'][:10]} on "
+        f"{machine.get('cpu_model', machine['arch'])} "
+        f"({machine['usable_cpus']} CPUs, {machine['simd']}, {machine['os']}), commit {first['commit']}, "
+        f"{', '.join(versions)}, `{first['command'].split(' --')[0]}`."
     )
     flags = "; ".join(f"[{mark}] {', '.join(names)}" for names, mark in marks.items())
     return "\n".join([*rows, "", about, *([f"Flagged by the measuring protocol: {flags}."] if flags else [])])

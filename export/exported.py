@@ -1,4 +1,4 @@
-"""Which models an export folder holds for each runtime, as they lie there: a bundle, one of its folders, or such a folder alone.
+"""Which models an export folder holds for each runtime, as they lie there: a bundle, or one of its folders, there or moved.
 
 A folder of a bundle is known by the manifest above it. One that was taken out of its bundle is known by what it holds:
 ``*.gguf``, ``genai_config.json``, or ``onnx/*.onnx`` beside a ``config.json``.

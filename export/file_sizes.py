@@ -1,4 +1,4 @@
-"""What exported files will weigh, to the byte, before anything is written: the writers' own layouts over weights that are not there."""
+"""What exported files will weigh, to the byte, before anything is written: the writers' layouts over weights not there yet."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What onnxruntime holds in memory for the weights of one file, once it is loaded: every copy that it makes is counted.
 
-Seen with onnxruntime 1.32 on x86-64 (``docs/exports.md``): matrices are laid out anew for products, and the file's form of them is
-let go unless something else reads it, which a tied table's lookup does. Beside the packed integers of a block matrix stay its scales
-and a sum for each block. The cache, activations and the runtime itself come on top.
+Seen with onnxruntime 1.32 on x86-64 (``docs/exports.md``): matrices are laid out anew for products, and the file's form of them
+is let go unless something else reads it, which a tied table's lookup does. Beside the packed integers of a block matrix stay
+its scales and a sum for each block. The cache, activations and the runtime itself come on top.
 """
 
 from __future__ import annotations

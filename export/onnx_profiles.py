@@ -53,9 +53,9 @@ class OnnxProfile:
     def record(self, shape: Shape, quants: Iterable[str]) -> dict[str, Any]:
         """What files of ``shape`` need and how they are written, for manifests and people.
 
-        Keys: ``profile``, ``opset``, ``ir_version``, ``onnxruntime`` (of f32 files), ``onnxruntime_by_quant``, ``rung`` (0 to 2 of
-        the attention ladder, the lower the faster; 3 where only standard operators are wanted), ``attention`` (which rung and
-        why), and ``notes`` (one sentence on each other thing that the shape asks for).
+        Keys: ``profile``, ``opset``, ``ir_version``, ``onnxruntime`` (of f32 files), ``onnxruntime_by_quant``, ``rung`` (0 to 2
+        of the attention ladder, the lower the faster; 3 where only standard operators are wanted), ``attention`` (which rung
+        and why), and ``notes`` (one sentence on each other thing that the shape asks for).
         """
         used = self.of(shape)
         rung = attention_rung(shape.head_dim) if used.contrib else len(ONNX_RUNGS)
@@ -75,7 +75,7 @@ class OnnxProfile:
 def _notes(shape: Shape) -> list[str]:
     scaling = shape.rope_scaling
     every = {
-        "query and key norms are operators of their own, since onnxruntime refuses GroupQueryAttention's on CPUs": shape.qk_norm,
+        "query and key norms are operators of their own; onnxruntime refuses GroupQueryAttention's on CPUs": shape.qk_norm,
         "biases are added behind the products of queries, keys and values": shape.qkv_bias,
         f"{shape.mlp} stands between two matrices, without a gate": shape.mlp != "swiglu",
         f"every {shape.nope_every}th block turns no positions": shape.nope_every > 0,

@@ -14,8 +14,8 @@ MatMulNBits computes w = (q - zero point) * scale over blocks of a row, with the
 s and low are d and m, in K-quants d sc and -dmin mn. What is added goes through a product of its own, of the sums of the
 activation's blocks: the operator's float zero points would do the same, but onnxruntime has no int8 arithmetic for them, and
 refuses them for 8 bits.
-Formats without an addend give bit-equal values, the others the same integers, rounded in float (7e-8 relative). f16 matrices stay
-f16 in the file; everything else is f32.
+Formats without an addend give bit-equal values, the others the same integers, rounded in float (7e-8 relative). f16 matrices
+stay f16 in the file; everything else is f32.
 
     N rows    K columns    B blocks per row
 Source: onnxruntime ``docs/ContribOperators.md``, com.microsoft.MatMulNBits and GatherBlockQuantized.

@@ -18,8 +18,8 @@ from deepthin.engine.shape import Shape
 from deepthin.search.config import SearchConfig
 from deepthin.search.cost import Cost, CostOf, RepeatedCostOf, Timing, pooled
 from deepthin.search.design import initial_design, random_generator
-from deepthin.search.folder import RunFolder
 from deepthin.search.file_sizes import FileSizes, with_file_sizes
+from deepthin.search.folder import RunFolder
 from deepthin.search.front import comparison, feasible, front_document
 from deepthin.search.guide import Guide
 from deepthin.search.hypervolume import hypervolume

@@ -1,3 +1,4 @@
+import itertools
 import json
 from pathlib import Path
 
@@ -41,7 +42,8 @@ def test_an_export_folder_is_timed_as_it_is(
     assert main(["bench", str(bundle), "--against", "onnxruntime,llama.cpp", *QUICK, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     ran = {(row["quant"], row["runtime"], row["test"]) for row in found["results"] if row["status"] == "ran"}
-    every = {(quant, name, test) for quant in ("f32", "f16", "q4_0") for name in ("deepthin", "onnxruntime", "llama.cpp") for test in ("pp4", "tg3")}  # fmt: skip
+    runtimes = ("deepthin", "onnxruntime", "llama.cpp")
+    every = set(itertools.product(("f32", "f16", "q4_0"), runtimes, ("pp4", "tg3")))
     assert ran == every - {("f16", "llama.cpp", test) for test in ("pp4", "tg3")}
     assert found["files"]["f16"] == {"onnxruntime": str(bundle / "genai" / "f16" / "model.onnx")}
     why = next(row["why"] for row in found["results"] if row["status"] != "ran")

@@ -58,8 +58,11 @@ def test_one_folder_of_it(alone: bool, bundle: Path, tmp_path: Path) -> None:
     assert set(held(root / "genai")) == set(QUANTS)
     assert held(root / "gguf") == {quant: {"llama.cpp": f"model-{quant}.gguf"} for quant in QUANTS}
     assert {quant: files["onnxruntime"] for quant, files in held(root / "transformersjs").items()} == {
-        "f32": "onnx/model.onnx", "f16": "onnx/model_fp16.onnx", "q8_0": "onnx/model_quantized.onnx", "q4_0": "onnx/model_q4.onnx"
-    }  # fmt: skip
+        "f32": "onnx/model.onnx",
+        "f16": "onnx/model_fp16.onnx",
+        "q8_0": "onnx/model_quantized.onnx",
+        "q4_0": "onnx/model_q4.onnx",
+    }
 
 
 def test_the_engine_gets_the_very_weights(bundle: Path, model: Model, tmp_path: Path) -> None:

@@ -115,9 +115,8 @@ def test_what_memory_holds_is_said(name: str, quant: str, parts: list[str]) -> N
     """By hand: f32 values, or blocks of 32 with their integers, a scale, and a scale and a sum more beside packed ones."""
     shape = tiny_shape(name)
     found = onnx_memory(hollow_model(shape, quant))
-    assert [part for part in found["holds"].split("; ")] == [
-        next(p for p in found["holds"].split("; ") if p.startswith(w)) for w in parts
-    ]
+    said = found["holds"].split("; ")
+    assert len(said) == len(parts) and all(text.startswith(part) for text, part in zip(said, parts, strict=True))
     count = {
         role: sum(s.num_elements for s in tensor_specs(shape) if s.role == role)
         for role in ("attention", "mlp", "norm", "embedding", "head")
