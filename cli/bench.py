@@ -385,10 +385,11 @@ def _layers_text(entry: Mapping[str, Any], draw: Callable[..., str]) -> str:
         ]
         tables += [*gap, draw((title, "time", "interval", "of token", "weights", "of ceiling"), rows, left=1)]
     flags = f"; {', '.join(entry['flags'])}" if entry["flags"] else ""
+    of_format = f" in {entry['quant']}" if "quant" in entry else ""  # of an export folder
     return "\n".join(
         [
-            f"a token at depth {entry['depth']} with {entry['threads']} threads: {seconds_text(token)}; read bandwidth "
-            f"{entry['bytes_per_s']['median'] / 1e9:.1f} GB/s{flags}",
+            f"a token{of_format} at depth {entry['depth']} with {entry['threads']} threads: {seconds_text(token)}; "
+            f"read bandwidth {entry['bytes_per_s']['median'] / 1e9:.1f} GB/s{flags}",
             *tables,
             *gap,
             "an operation's time is what a token is shorter by without it; everything else is norms, attention, barriers",

@@ -17,7 +17,7 @@ from deepthin.engine.model import Model, Tensor
 from deepthin.engine.shape import Shape
 from deepthin.engine.tensors import tensor_specs
 from deepthin.export.manifest import FILE_NAME, Manifest, read_manifest
-from deepthin.export.transformersjs_folder import FILE_NAMES
+from deepthin.export.transformersjs_folder import file_name
 
 LLAMA_CPP, ONNXRUNTIME, GENAI = "llama.cpp", "onnxruntime", "genai"
 _DEPTH = 2  # of a model's folder below its bundle: genai/q4_0
@@ -68,7 +68,11 @@ def exported_models(path: Path) -> list[ExportedModel]:
     whole = path.absolute()
     for root in (whole, *whole.parents[:_DEPTH]):
         if (root / FILE_NAME).is_file():
-            return _of_bundle(root, whole, read_manifest(root))
+            try:
+                return _of_bundle(root, whole, read_manifest(root))
+            except FormatError:
+                if root == whole:
+                    raise  # further up it may be anybody's manifest
     return _of_folder(path)
 
 
@@ -87,15 +91,18 @@ def _of_bundle(root: Path, inside: Path, manifest: Manifest) -> list[ExportedMod
 
 
 def _of_folder(path: Path) -> list[ExportedModel]:
-    quants = {name: quant for quant, name in FILE_NAMES.items()}
+    if any(path.glob("*.safetensors")):  # a Hugging Face folder, which may hold ONNX files of others
+        return []
     found: dict[str, ExportedModel] = {}
-    candidates = [*path.glob("*.gguf"), *path.glob("*.onnx"), *path.glob("*/model.onnx"), *path.glob("onnx/*.onnx")]
-    for file in sorted(candidates):
-        known = quants.get(file.name) if file.parent.name == "onnx" else None
-        named = file.stem.removeprefix("model").removeprefix("-").removeprefix("_") or file.parent.absolute().name
-        quant = known or (named if named in (*BODY_QUANTS, STORED) else STORED)
-        if file.suffix == ".gguf" or (file.parent / _GENAI_CONFIG).is_file() or file.parent.name == "onnx":
-            _add(found.setdefault(quant, ExportedModel(quant)), file)
+    for quant in (*BODY_QUANTS, STORED):
+        for name in (f"model-{quant}.gguf", f"onnx/{file_name(quant)}"):
+            if (path / name).is_file():
+                _add(found.setdefault(quant, ExportedModel(quant)), path / name)
+    for config in sorted([*path.glob(_GENAI_CONFIG), *path.glob(f"*/{_GENAI_CONFIG}")]):
+        named = config.parent.absolute().name
+        quant = named if named in BODY_QUANTS else STORED
+        if (config.parent / "model.onnx").is_file():
+            _add(found.setdefault(quant, ExportedModel(quant)), config.parent / "model.onnx")
     return list(found.values())
 
 

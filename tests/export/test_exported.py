@@ -78,7 +78,13 @@ def test_the_engine_gets_the_very_weights(bundle: Path, model: Model, tmp_path: 
 
 def test_what_is_no_export_folder_holds_nothing(bundle: Path, tmp_path: Path) -> None:
     assert exported_models(tmp_path) == exported_models(tmp_path / "absent") == exported_models(bundle / "hf") == []
-    (tmp_path / "model.onnx").write_bytes(b"no configuration of genai beside it")
+    for name in ("model.onnx", "someone-elses.gguf", "manifest.json"):
+        (tmp_path / name).write_bytes(b"no configuration of genai beside it, no name of ours, no manifest of ours")
+    below = tmp_path / "hub"
+    shutil.copytree(bundle / "transformersjs", below)
+    (below / "model.safetensors").write_bytes(b"")
+    assert exported_models(below) == []
+    (tmp_path / "manifest.json").unlink()
     assert exported_models(tmp_path) == []
 
 

@@ -22,7 +22,7 @@ QUANTS = ("f32", "f16", "q8_0", "q4_0", "q4_1")
 BARE = {  # what the shapes below do not have: rows no block divides, two and three digits of blocks, padded vocabulary
     "odd_rows": "L=3,d=80,heads=5,kv=5,ff=112,vocab=96,tied",
     "eleven": "L=11,d=96,heads=3,kv=1,ff=160,vocab=257,untied,ctx=40",
-    "deep": "L=101,d=32,heads=1,kv=1,ff=64,vocab=64,tied,ctx=128",
+    "deep": "L=101,d=32,heads=1,kv=1,ff=32,vocab=64,tied,ctx=16",
     "padded": "L=2,d=64,heads=4,kv=2,ff=96,vocab=128,tied,ctx=64",
 }
 SHAPES = {**TINY_SHAPES, **VARIANT_SHAPES, **BARE}

@@ -16,7 +16,9 @@ from deepthin.engine.reference import Reference
 from deepthin.engine.shape import Shape
 from deepthin.engine.targets import target_verdicts
 from deepthin.engine.tensors import canonical_row_order, tensor_specs
+from deepthin.export.bundle import export_bundle
 from deepthin.export.onnx_model import onnx_bytes, write_onnx
+from deepthin.export.verify import verify_bundle
 from tests.support.float64_decoder import float64_logits
 from tests.support.ort_logits import ort_logits, ort_session
 from tests.support.tiny_models import PROMPT, TINY_SHAPES, VARIANT_SHAPES, lively_model, long_prompt, tiny_shape
@@ -293,3 +295,17 @@ def test_shared_blocks_read_the_same_initializers(tmp_path: Path) -> None:
     ]
     inputs = [node for node in onnx.load(str(tmp_path / "model.onnx")).graph.node if node.op_type == "GroupQueryAttention"]
     assert len(inputs) == shape.num_executed_layers
+
+
+@pytest.mark.parametrize("name", ["smollm_like", "wide_heads", "narrow_heads"])
+def test_half_precision_is_stored_once_and_verified(name: str, tmp_path: Path) -> None:
+    """Weights are f16 in the file, tied or not; caches and logits are f32, and the peers see the f16 values exactly."""
+    model = lively_model(tiny_shape(name))
+    export_bundle(model, tmp_path / "b", targets=("genai", "transformersjs", "gguf"), quants=("f16",))
+    found = initializers(tmp_path / "b" / "transformersjs" / "onnx" / "model_fp16.onnx")
+    halves = {name for name, values in found.items() if values.dtype == np.float16}
+    assert halves == {spec.hf_name for spec in tensor_specs(model.shape) if len(spec.dims) == 2}
+    session = ort_session(tmp_path / "b" / "genai" / "f16" / "model.onnx")
+    assert {item.type for item in (*session.get_inputs()[2:], *session.get_outputs())} == {"tensor(float)"}
+    result = verify_bundle(tmp_path / "b", runtimes=["engine", "onnxruntime"])
+    assert result["verdict"] == "pass", result["summary"]
