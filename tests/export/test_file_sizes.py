@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import onnx
 import pytest
 
 from deepthin.engine.errors import UnsupportedError
@@ -33,7 +34,7 @@ def on_disk(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("name", list(SHAPES))
-def test_every_target_and_format_to_the_byte(name: str, tmp_path: Path) -> None:
+def test_every_target_and_format_to_the_byte_and_past_the_checker(name: str, tmp_path: Path) -> None:
     shape = Shape.parse(SHAPES[name])
     model = lively_model(shape)
     fit = [target for target in ("hf", "genai", "gguf") if target not in refusals(["hf", "genai", "gguf"], shape)]
@@ -48,6 +49,8 @@ def test_every_target_and_format_to_the_byte(name: str, tmp_path: Path) -> None:
         }
         for kind, path in written.items():
             assert found.get(kind) == (path.stat().st_size if path.exists() else None), (kind, quant)
+        if "onnx" in found:
+            onnx.checker.check_model(str(written["onnx"]), full_check=True)
     if "hf" in fit:
         assert file_sizes(shape, "f32")["hf"] == on_disk(tmp_path / "b" / "hf")
 
