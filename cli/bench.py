@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,15 @@ from deepthin.cli.sizes import bytes_text, seconds_text
 from deepthin.cli.source import QUANT_HELP, open_source, parse_scheme, require_runnable
 from deepthin.cli.table import markdown, table
 from deepthin.engine.errors import UnsupportedError, UsageError
+from deepthin.engine.formats import STORED
 from deepthin.engine.kv_cache import CACHE_FORMATS
 
 if TYPE_CHECKING:
     from deepthin.engine.model import Model
+    from deepthin.export.exported import ExportedModel
+    from deepthin.profiles.bench import BenchConfig
 
-PEERS = ("llama.cpp", "onnxruntime")
+PEERS = ("llama.cpp", "onnxruntime", "genai")
 FORMATS = ("table", "md", "json", "llama-bench")
 _MAX_TOKENS = 1 << 20
 EXAMPLES = """examples:
@@ -31,6 +35,7 @@ EXAMPLES = """examples:
   deepthin bench L=15,d=768,heads=12,kv=4,ff=2048,vocab=49152,tied --json
   deepthin bench model.gguf -p 512 -n 128 -d 0,512,2048 -t 1-2 --format llama-bench
   deepthin bench model.gguf -p 0 -n 0 -pg 512,128 -pg 64,256      a prompt and its answer, timed together
+  deepthin bench bundle --against onnxruntime,genai,llama.cpp       the files of an export as they are, format by format
   deepthin bench model.gguf -p 0 -n 0 --kernels         which kernel runs for each tensor; times nothing
   deepthin bench model.gguf -p 0 -n 0 --layers          where the time of a token goes
 
@@ -45,9 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_source(parser)
     parser.add_argument(
         "--quant",
-        type=argument(parse_scheme),
+        type=argument(lambda text: STORED if text.strip() == STORED else parse_scheme(text)),
         metavar="Q",
-        help=f"convert the weights first: {QUANT_HELP} (default: as stored, else q4_0)",
+        help=f"convert the weights first: {QUANT_HELP} or stored (default: as stored, else q4_0); "
+        "of an export folder, only the files in that format",
     )
     parser.add_argument(
         "--kv", choices=list(CACHE_FORMATS), default="f16", help="how the engine caches keys and values (default: %(default)s)"
@@ -113,16 +119,27 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
         raise UsageError(
             f"--depth with --prompt, --gen or -pg is over {MAX_CONTEXT} tokens, the most this engine caches; ask for less"
         )
-    source = open_source(options.source)
-    require_runnable(source.shape)
-    progress("reading weights" if source.model is not None else "making random weights")
-    model = source.weights(seed=options.seed, quant=options.quant)
-    progress("loading kernels (compiled once per machine)")
-    from deepthin.engine.cores import default_threads
-    from deepthin.export.gguf_writer import write_gguf
-    from deepthin.profiles.bench import BenchConfig, bench
+    config = _config(options)
+    exported = _exported(options)
+    body = _time_exported(exported, config, progress) if exported else _time_source(options, config, progress)
+    if options.format == "llama-bench":
+        from deepthin.profiles.llama_bench import llama_bench_rows
+        from deepthin.profiles.machine import machine_record
 
-    config = BenchConfig(
+        for result in body["results"]:
+            if result["status"] != "ran":
+                progress(f"{result['runtime']} {result['status']}: {result['why']}")
+        text = json.dumps(llama_bench_rows(body, machine_record(), options.source), indent=2, allow_nan=False)
+    else:
+        text = bench_text(body, markdown if options.format == "md" else _plain)
+    return Outcome("bench", {"source": options.source, **body}, text)
+
+
+def _config(options: argparse.Namespace) -> BenchConfig:
+    from deepthin.engine.cores import default_threads
+    from deepthin.profiles.bench import BenchConfig
+
+    return BenchConfig(
         threads=options.threads or (default_threads(),),
         prompt=options.prompt,
         gen=options.gen,
@@ -136,25 +153,80 @@ def run(options: argparse.Namespace, progress: Progress) -> Outcome:
         kernels=options.kernels,
         layers=options.layers,
     )
-    is_own_gguf = source.model is not None and options.quant is None and Path(options.source).is_file()
-    body = bench(
+
+
+def _time_source(options: argparse.Namespace, config: BenchConfig, progress: Progress) -> dict[str, Any]:
+    """Weights or a shape: each peer's file is written for it, but for the GGUF that SOURCE may be."""
+    source = open_source(options.source)
+    require_runnable(source.shape)
+    progress("reading weights" if source.model is not None else "making random weights")
+    model = source.weights(seed=options.seed, quant=None if options.quant == STORED else options.quant)
+    progress("loading kernels (compiled once per machine)")
+    from deepthin.export.gguf_writer import write_gguf
+    from deepthin.profiles.bench import bench
+
+    is_own_gguf = source.model is not None and options.quant in (None, STORED) and Path(options.source).is_file()
+    return bench(
         model,
         config,
         files={"llama.cpp": Path(options.source)} if is_own_gguf else {},
-        writers={"llama.cpp": write_gguf, "onnxruntime": write_onnx_for_timing},
+        writers={"llama.cpp": write_gguf, "onnxruntime": write_onnx_for_timing, "genai": write_genai_for_timing},
         progress=progress,
     )
-    if options.format == "llama-bench":
-        from deepthin.profiles.llama_bench import llama_bench_rows
-        from deepthin.profiles.machine import machine_record
 
-        for result in body["results"]:
-            if result["status"] != "ran":
-                progress(f"{result['runtime']} {result['status']}: {result['why']}")
-        text = json.dumps(llama_bench_rows(body, machine_record(), options.source), indent=2, allow_nan=False)
-    else:
-        text = bench_text(body, markdown if options.format == "md" else _plain)
-    return Outcome("bench", {"source": options.source, **body}, text)
+
+def _exported(options: argparse.Namespace) -> list[ExportedModel]:
+    """What SOURCE holds for runtimes as an export folder, in the wanted format; nothing when it is something else.
+
+    Raises:
+        UsageError: it is one, but not in that format.
+    """
+    from deepthin.export.exported import exported_models
+
+    found = exported_models(Path(options.source))
+    wanted = [model for model in found if options.quant in (None, model.quant)]
+    if found and not wanted:
+        held = ", ".join(model.quant for model in found)
+        raise UsageError(
+            f"{options.source} is an export folder that holds {held}, not {options.quant}; its files are timed as they are, "
+            f"so export it with --quant {options.quant} first"
+        )
+    if options.kernels and len(wanted) > 1:
+        held = ",".join(model.quant for model in wanted)
+        raise UsageError(
+            f"--kernels shows one format, but {options.source} holds several; choose one of them with --quant ({held})"
+        )
+    return wanted
+
+
+def _time_exported(exported: Sequence[ExportedModel], config: BenchConfig, progress: Progress) -> dict[str, Any]:
+    """One bench for each stored format, joined: every row names its format, and ``files`` what each runtime loaded."""
+    from deepthin.profiles.bench import bench
+
+    bodies = []
+    for one in exported:
+        progress(f"reading weights, {one.quant}")
+        model = one.load()
+        require_runnable(model.shape)
+
+        def refuse(_model: Model, _path: Path, runtime: str, one: ExportedModel = one) -> None:
+            raise UnsupportedError(one.missing(runtime))
+
+        absent = {name: partial(refuse, runtime=name) for name in config.against if name not in one.files}
+        body = bench(model, config, files=one.files, writers=absent, progress=progress)
+        for key in ("results", "agreement", "bandwidth", "sessions", *(["layers"] if config.layers else [])):
+            body[key] = [{**entry, "quant": one.quant} for entry in body[key]]
+        body["results"] = [{**entry, "model_bytes": body["model_bytes"]} for entry in body["results"]]
+        files = {name: str(path) for name, path in one.files.items() if name in config.against}
+        bodies.append({**body, "quant": one.quant, "files": {one.quant: files}})
+    joined = bodies[0]
+    for body in bodies[1:]:
+        joined["quant"] += f", {body['quant']}"
+        for key in ("results", "agreement", "bandwidth", "sessions", "layers"):
+            if key in joined:
+                joined[key] += body[key]
+        joined["files"] |= body["files"]
+    return joined
 
 
 class _Gather(argparse.Action):
@@ -187,12 +259,28 @@ def write_onnx_for_timing(model: Model, path: Path) -> None:
     from deepthin.export.onnx_model import write_onnx
     from deepthin.export.onnx_weights import BITS
 
-    halves = sorted({tensor.format.name for tensor in model.tensors.values()} - {"f32", *BITS})
+    halves = sorted({tensor.format.name for tensor in model.tensors.values()} - {"f32", "f16", *BITS})
     if halves:
         raise UnsupportedError(
             f"our ONNX files hold {halves[0]} weights as f32, so this would compare unequal bytes; try --quant f32 or q8_0"
         )
     write_onnx(model, path, accuracy_level=4)
+
+
+def write_genai_for_timing(model: Model, path: Path) -> None:
+    """Write the file of :func:`write_onnx_for_timing` and the configuration that genai wants, into the new folder ``path``.
+
+    Raises:
+        UnsupportedError: as there.
+    """
+    from deepthin.export.genai_folder import genai_config
+    from deepthin.export.onnx_model import shares_buffer
+    from deepthin.export.text_files import write_json
+
+    path.mkdir()
+    write_onnx_for_timing(model, path / "model.onnx")
+    config = genai_config(model.shape, None, filename="model.onnx", shares_buffer=shares_buffer(model.shape))
+    write_json(path / "genai_config.json", config)
 
 
 def bench_text(body: Mapping[str, Any], draw: Callable[..., str] = _plain) -> str:
@@ -208,15 +296,19 @@ def bench_text(body: Mapping[str, Any], draw: Callable[..., str] = _plain) -> st
 
 def _results_text(body: Mapping[str, Any], draw: Callable[..., str]) -> str:
     rows, notes = [], []
+    several = len({result["quant"] for result in body["results"]}) > 1  # an export folder's formats
     for result in body["results"]:
+        of_format = f", {result['quant']}" if several else ""
         if result["status"] != "ran":
             notes.append(
-                f"{result['runtime']} {result['status']} ({result['test']}, {result['threads']} threads): {result['why']}"
+                f"{result['runtime']} {result['status']} ({result['test']}, {result['threads']} threads{of_format}): "
+                f"{result['why']}"
             )
             continue
         rate, ratio = result["tok_s"], result["ratio_to_engine"]
         rows.append(
             (
+                *([result["quant"]] if several else []),
                 result["runtime"],
                 result["test"],
                 result["threads"],
@@ -228,14 +320,25 @@ def _results_text(body: Mapping[str, Any], draw: Callable[..., str]) -> str:
                 ", ".join(result["flags"]),
             )
         )
-    headers = ("runtime", "test", "threads", "tok/s", "interval", "bytes/token", "of ceiling", "x engine", "flags")
+    headers = (
+        *(["format"] if several else []),
+        "runtime",
+        "test",
+        "threads",
+        "tok/s",
+        "interval",
+        "bytes/token",
+        "of ceiling",
+        "x engine",
+        "flags",
+    )
     for ceiling in body["bandwidth"]:
         rate = ceiling["bytes_per_s"]["median"]
         notes.append(
             f"read bandwidth with {ceiling['threads']} threads over {bytes_text(ceiling['num_bytes'])}: {rate / 1e9:.1f} GB/s"
         )
     gap = "\n\n" if draw is markdown else "\n"
-    return gap.join([draw(headers, rows, left=2), "\n".join(notes)])
+    return gap.join([draw(headers, rows, left=3 if several else 2), "\n".join(notes)])
 
 
 def _kernels_text(found: Mapping[str, Any], draw: Callable[..., str]) -> str:
@@ -284,10 +387,11 @@ def _layers_text(entry: Mapping[str, Any], draw: Callable[..., str]) -> str:
         ]
         tables += [*gap, draw((title, "time", "interval", "of token", "weights", "of ceiling"), rows, left=1)]
     flags = f"; {', '.join(entry['flags'])}" if entry["flags"] else ""
+    of_format = f" in {entry['quant']}" if "quant" in entry else ""  # of an export folder
     return "\n".join(
         [
-            f"a token at depth {entry['depth']} with {entry['threads']} threads: {seconds_text(token)}; read bandwidth "
-            f"{entry['bytes_per_s']['median'] / 1e9:.1f} GB/s{flags}",
+            f"a token{of_format} at depth {entry['depth']} with {entry['threads']} threads: {seconds_text(token)}; "
+            f"read bandwidth {entry['bytes_per_s']['median'] / 1e9:.1f} GB/s{flags}",
             *tables,
             *gap,
             "an operation's time is what a token is shorter by without it; everything else is norms, attention, barriers",

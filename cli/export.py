@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="Q,Q,..",
         help=f"of {','.join((*BODY_QUANTS, STORED))} (default: {','.join(default)}); stored keeps SOURCE's own formats, "
         "q4_0-head_f16 gives embedding and head another one; "
-        "ONNX files are written for f32, q8_0, q4_0, q4_1 and stored",
+        "ONNX files are written for f32, f16 (weights only; activations and caches are f32), q8_0, q4_0, q4_1 and stored",
     )
     parser.add_argument(
         "--onnx-profile",
@@ -122,7 +122,30 @@ def manifest_text(manifest: Mapping[str, Any], out: Path) -> str:
     if manifest["not_in_onnx"]:
         kind = "operators" if manifest["onnx"]["profile"] == "contrib" else "standard operators"
         lines.append(f"onnx has no files for {', '.join(manifest['not_in_onnx'])}, since it has no {kind} for them")
+    lines += [
+        f"left out {target} {quant}: {why}" for target, some in manifest["left_out"].items() for quant, why in some.items()
+    ]
     if manifest["onnx"]:
-        record = manifest["onnx"]
-        lines.append(f"onnx: opset {record['opset']}, onnxruntime {record['onnxruntime']}; {record['attention']}")
+        lines += _onnx_lines(manifest["onnx"])
+    lines += _memory_lines(manifest["memory"])
     return "\n".join(lines)
+
+
+def _onnx_lines(record: Mapping[str, Any]) -> list[str]:
+    """What the ONNX files need, which rung of the attention ladder they are on and why."""
+    versions: dict[str, list[str]] = {}
+    for quant, version in record["onnxruntime_by_quant"].items():
+        versions.setdefault(version, []).append(quant)
+    needs = ", ".join(f"onnxruntime {version} for {' '.join(quants)}" for version, quants in versions.items())
+    return [f"onnx: opset {record['opset']}, {needs}; {record['attention']}", *(f"onnx: {note}" for note in record["notes"])]
+
+
+def _memory_lines(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What weights take once they are loaded; targets that hold the same stand together."""
+    held: dict[tuple[str, int, str], list[str]] = {}
+    for entry in entries:
+        held.setdefault((entry["quant"], entry["bytes"], entry["holds"]), []).append(entry["runtime"])
+    return [
+        f"in memory: {bytes_text(size)} of {quant} in {', '.join(names)} ({holds})"
+        for (quant, size, holds), names in held.items()
+    ]

@@ -25,7 +25,7 @@ from deepthin.engine.errors import DeepthinError, UsageError
 COMMANDS = {  # name -> one line of help; the module is deepthin.cli.<name>, a blank in the name an underscore there
     "inspect": "what a shape costs on paper: parameters, bytes, cache, warnings, which runtimes take it",
     "generate": "continue a text or token ids with a model",
-    "bench": "time this machine on a model or shape, alone or against llama.cpp and onnxruntime",
+    "bench": "time this machine on a model or shape, alone or against llama.cpp, onnxruntime and genai",
     "profile": "measure this machine, predict speeds here and on other devices, make kits for those",
     "search": "find the shapes that trade quality for speed best within a budget, on this machine",
     "search worker": "measure on this machine for searches that share a database with it",

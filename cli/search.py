@@ -296,7 +296,9 @@ def _timed(options: argparse.Namespace, progress: Progress) -> _Found:
         path = store.with_name(f"{store.stem}-repeat{number}.jsonl")
         return again.setdefault(number, BlockCosts(path, costs.threads, config.context, budget_s)).measure(shape, quant)
 
-    document = run_search(config, measure=costs.measure, out=options.out, progress=progress, remeasure=remeasure)
+    document = run_search(
+        config, measure=costs.measure, out=options.out, progress=progress, remeasure=remeasure, sizes=_file_sizes
+    )
     fresh = costs.num_measured
     picks = dict.fromkeys((pick["shape"], pick["quant"]) for pick in document["picks"].values())
     progress("timing whole models against the sums of their parts")
@@ -359,7 +361,14 @@ def _predicted(options: argparse.Namespace, progress: Progress) -> _Found:
     config = _config(options, costs.identity)
     config.space.require_feasible()
     cost = predicted_cost(costs, max(1, cached))
-    return config, run_search(config, measure=cost, out=options.out, progress=progress), [], 0
+    return config, run_search(config, measure=cost, out=options.out, progress=progress, sizes=_file_sizes), [], 0
+
+
+def _file_sizes(shape: Shape, quant: str) -> dict[str, int]:
+    """Bytes of the files that exporting would write, of weights that nobody has made yet."""
+    from deepthin.export.file_sizes import file_sizes
+
+    return file_sizes(shape, quant)
 
 
 def _config(options: argparse.Namespace, profile: str = "", machine: str = "") -> SearchConfig:

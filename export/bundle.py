@@ -4,7 +4,8 @@ Each quantisation is made once and its integers go into the GGUF and the ONNX fi
 
     hf/config.json, model.safetensors, generation_config.json
     genai/<quant>/genai_config.json, model.onnx
-    transformersjs/config.json, generation_config.json, onnx/model.onnx (f32), model_q4.onnx (q4_0), model_quantized.onnx (q8_0)
+    transformersjs/config.json, generation_config.json, onnx/model.onnx (f32), model_fp16.onnx (f16), model_q4.onnx (q4_0), \
+        model_quantized.onnx (q8_0)
     gguf/model-<quant>.gguf
     manifest.json
 
@@ -25,16 +26,16 @@ from typing import Any
 
 from deepthin._version import VERSION
 from deepthin.engine.accounting import count_params
-from deepthin.engine.errors import DeepthinError, FormatError, UsageError
+from deepthin.engine.errors import DeepthinError, FormatError, UnsupportedError, UsageError
 from deepthin.engine.formats import STORED, scheme_named
 from deepthin.engine.model import Model
-from deepthin.engine.shape import Shape
-from deepthin.engine.targets import target_verdicts
 from deepthin.export.bundle_files import BundleWriter
 from deepthin.export.feasibility import ONNX_TARGETS, TARGETS, expand_targets, refusals, require_targets
+from deepthin.export.file_sizes import stored_as
 from deepthin.export.gguf_writer import body_format
 from deepthin.export.manifest import FILE_NAME, SCHEMA, read_manifest, unlisted_files, write_manifest
-from deepthin.export.onnx_profiles import OnnxProfile, profile_named
+from deepthin.export.onnx_profiles import profile_named
+from deepthin.export.target_profiles import TARGET_PROFILES
 
 DEFAULT_QUANTS = ("f32", "f16", "q8_0", "q4_0")
 
@@ -64,7 +65,7 @@ def export_bundle(
         out: absent, empty, or (with ``overwrite``) an older bundle without foreign files.
         targets: of hf, genai, transformersjs and gguf; onnx is short for the two in the middle.
         quants: of the GGUF files, by format or with another one for embedding and head (``q4_0-head_f16``); ONNX gets
-            those whose body it has operators for (f32, q8_0, q4_0, q4_1). ``stored`` keeps every tensor as the model
+            those whose body it has operators for (f32, f16, q8_0, q4_0, q4_1). ``stored`` keeps every tensor as the model
             stores it, a K-quant mixture included.
         hf_dtype: f32, f16 or bf16.
         onnx_profile: which operators ONNX files use; a name out of :data:`deepthin.export.onnx_profiles.PROFILES`.
@@ -98,8 +99,15 @@ def export_bundle(
             f"nothing to export: targets {list(targets)} with quants {list(quants)}; targets are {', '.join(TARGETS)}, "
             f"and ONNX files come in {', '.join(profile.quants)}"
         )
+    left_out = _too_large(model, onnx, [quant for quant in quants if profile.writes(quant)], profile.name, accuracy_level)
+    for target, reasons in left_out.items():
+        if not skip_infeasible and len(reasons) == len(quants) - len(no_operator):
+            why = next(iter(reasons.values()))
+            raise UnsupportedError(
+                f"cannot export {model.shape.text} ({target}: {why}); add a smaller format to --quant, or leave the target out"
+            )
     partial = out.parent / f".{out.name}.partial-{secrets.token_hex(4)}"
-    writer = BundleWriter(partial, hf_dtype, profile, accuracy_level, progress or (lambda path: None))
+    writer = BundleWriter(partial, hf_dtype, profile, accuracy_level, progress or (lambda path: None), left_out)
     made = [folder for folder in out.parents if not folder.exists()]  # the innermost first
     done = False
     try:
@@ -118,10 +126,12 @@ def export_bundle(
             "targets": feasible,
             "quants": list(quants),
             "refused": refused,
+            "left_out": left_out,
             "not_in_onnx": no_operator,
-            "onnx": _onnx_record(profile, model.shape) if onnx else None,
+            "onnx": profile.record(model.shape, quants) if onnx else None,
             "onnx_accuracy_level": accuracy_level if onnx else None,
             "files": [asdict(file) for file in writer.files],
+            "memory": writer.memory,
             "versions": {"deepthin": VERSION, **{name: version(name) for name in ("numpy", "onnx")}},
             "verification": None,  # until `deepthin verify` has run
         }
@@ -139,21 +149,25 @@ def export_bundle(
     return document
 
 
+def _too_large(
+    model: Model, targets: Sequence[str], quants: Sequence[str], profile: str, accuracy_level: int
+) -> dict[str, dict[str, str]]:
+    """By target and format, why a decoder is too large there; targets that take all are left out."""
+    found: dict[str, dict[str, str]] = {}
+    for target in targets:
+        limit = TARGET_PROFILES[target].max_bytes
+        for quant in quants if limit is not None else ():
+            from deepthin.export.onnx_model import onnx_file_bytes  # loads `onnx`
+
+            size = sum(onnx_file_bytes(stored_as(model, quant), profile=profile, accuracy_level=accuracy_level))
+            if limit is not None and size > limit:
+                why = f"{quant} takes {size} bytes, but at most {limit} are possible: {TARGET_PROFILES[target].why_limit}"
+                found.setdefault(target, {})[quant] = why
+    return found
+
+
 def _quant_name(quant: str) -> str:
     return STORED if quant == STORED else scheme_named(quant, to_make=True).name
-
-
-def _onnx_record(profile: OnnxProfile, shape: Shape) -> dict[str, Any]:
-    """What the ONNX files need, and how their attention is written."""
-    used = profile.of(shape)
-    attention = target_verdicts(shape)["onnx"].why if used.contrib else "operators of the ONNX standard only"
-    return {
-        "profile": used.name,
-        "opset": used.opset,
-        "ir_version": used.ir_version,
-        "onnxruntime": f">={used.onnxruntime}",
-        "attention": attention,
-    }
 
 
 def _require_free(out: Path, overwrite: bool) -> None:

@@ -10,10 +10,10 @@ from deepthin.engine.architectures import SMOLLM3_NOPE
 from deepthin.engine.errors import ShapeError, UnsupportedError, UsageError
 from deepthin.engine.shape import Shape
 from deepthin.engine.targets import LLAMA_CPP_MAX_LAYERS, target_verdicts
+from deepthin.export.target_profiles import TARGET_PROFILES
 
-_RULES = {"hf": "hf", "genai": "onnx", "transformersjs": "onnx", "gguf": "gguf-f16"}  # target -> its key in engine/targets.py
-TARGETS = tuple(_RULES)
-ONNX_TARGETS = tuple(target for target, rule in _RULES.items() if rule == "onnx")
+TARGETS = tuple(TARGET_PROFILES)
+ONNX_TARGETS = tuple(name for name, target in TARGET_PROFILES.items() if target.onnx)
 ALIASES = {"onnx": ONNX_TARGETS}
 
 
@@ -31,9 +31,9 @@ def refusals(targets: Iterable[str], shape: Shape) -> dict[str, str]:
     verdicts = target_verdicts(shape)
     found = {}
     for target in targets:
-        if target not in _RULES:
+        if target not in TARGET_PROFILES:
             raise UsageError(f"export target {target!r} is unknown; use one of {', '.join(TARGETS)}")
-        verdict = verdicts[_RULES[target]]
+        verdict = verdicts[TARGET_PROFILES[target].rule]
         if not verdict.ok:
             found[target] = verdict.why
     return found

@@ -51,10 +51,38 @@ def write_gguf(model: Model, path: Path, *, file_format: BlockFormat | None = No
         FormatError: the tokenizer holds more tokens than the vocabulary.
     """
     require_targets(("gguf",), model.shape)
-    specs = tensor_specs(model.shape)
+    header, held = _header(model, file_format)
+    with path.open("xb") as file:
+        file.write(header)
+        _pad(file, len(header))
+        written = 0
+        for data in _stored_rows(model, tensor_specs(model.shape)):
+            file.write(np.ascontiguousarray(data).data)
+            _pad(file, data.nbytes)
+            written += data.nbytes
+        for _, tensor in held[len(model.tensors) :]:
+            file.write(tensor.data.data)
+            _pad(file, tensor.num_bytes)
+    return written
+
+
+def gguf_file_bytes(model: Model, *, file_format: BlockFormat | None = None) -> int:
+    """Bytes of the file that :func:`write_gguf` makes of ``model``, whose data is not looked at.
+
+    Raises:
+        UnsupportedError: as there.
+        FormatError: as there.
+    """
+    require_targets(("gguf",), model.shape)
+    header, held = _header(model, file_format)
+    return _padded(len(header)) + sum(_padded(tensor.num_bytes) for _, tensor in held)
+
+
+def _header(model: Model, file_format: BlockFormat | None) -> tuple[bytes, list[tuple[str, Tensor]]]:
+    """All that stands before the data, and whose data follows: the model's tensors, then those that hold no weights."""
     keys = gguf_keys(model, file_format or body_format(model))
-    tables = _rope_tables(model.shape)
-    held = [(spec.gguf_name, model.tensors[spec.name]) for spec in specs] + list(tables.items())
+    held = [(spec.gguf_name, model.tensors[spec.name]) for spec in tensor_specs(model.shape)]
+    held += _rope_tables(model.shape).items()
     infos, offset = bytearray(), 0
     for name, tensor in held:
         infos += _tensor_info(name, tensor, offset)
@@ -62,19 +90,7 @@ def write_gguf(model: Model, path: Path, *, file_format: BlockFormat | None = No
     header = bytearray(MAGIC + struct.pack("<IQQ", VERSION, len(held), len(keys)))
     for name, kind, value in keys:
         header += _string(name) + _value(kind, value)
-    header += infos
-    with path.open("xb") as file:
-        file.write(header)
-        _pad(file, len(header))
-        written = 0
-        for data in _stored_rows(model, specs):
-            file.write(np.ascontiguousarray(data).data)
-            _pad(file, data.nbytes)
-            written += data.nbytes
-        for tensor in tables.values():
-            file.write(tensor.data.data)
-            _pad(file, tensor.num_bytes)
-    return written
+    return bytes(header + infos), held
 
 
 def _rope_tables(shape: Shape) -> dict[str, Tensor]:

@@ -23,7 +23,8 @@ _ATTENTION = ("GroupQueryAttention", "Attention")
 _CAUSAL = {"GroupQueryAttention": ("causal", 1), "Attention": ("is_causal", 0)}  # attribute and its default
 _MATMULS = ("MatMul", "FusedMatMul", "Gemm", "MatMulNBits")
 _BIASED = ".biased"
-_THROUGH = ("Reshape", "Transpose", "DequantizeLinear", "Gather")  # from a use to its initializer
+_OF_CONSTANTS = ("Reshape", "Transpose", "DequantizeLinear", "Cast")  # what makes a constant of constants
+_THROUGH = (*_OF_CONSTANTS, "Gather")  # from a use to its initializer
 _LOOKUP = ("Reshape", "Mul", "Sub", "Concat", "Unsqueeze", "Cast", "Gather")  # from looked-up rows back to their codes
 _MAX_DEPTH = 32  # of operators behind one another in a lookup; ours have 10
 _TABLE_TOLERANCE = 1e-6  # an f32 cosine may round either way
@@ -39,15 +40,17 @@ class OnnxContents:
         nodes: in graph order.
         initializers: ``TensorProto`` by name.
         made_by: the node behind each value.
+        properties: what the file says about itself.
     """
 
     path: Path
     nodes: list[Any]
     initializers: dict[str, Any]
     made_by: dict[str, Any] = field(default_factory=dict)
+    properties: dict[str, str] = field(default_factory=dict)
 
     def array(self, name: str) -> npt.NDArray[Any] | None:
-        """Values of initializer ``name``, or what turning or dequantising makes of one; None when it is no constant.
+        """Values of initializer ``name``, or what turning, dequantising or widening makes of one; None when it is no constant.
 
         A Reshape is looked through: its users give the dimensions.
         """
@@ -55,7 +58,7 @@ class OnnxContents:
 
         if name not in self.initializers:
             node = self.made_by.get(name)
-            if node is None or node.op_type not in _THROUGH[:3]:
+            if node is None or node.op_type not in _OF_CONSTANTS:
                 return None
             made = [self.array(part) for part in node.input]
             if made[0] is None:
@@ -105,6 +108,7 @@ def read_onnx(path: Path) -> OnnxContents:
 
     proto = load_onnx(path)
     contents = OnnxContents(path, list(proto.graph.node), {item.name: item for item in proto.graph.initializer})
+    contents.properties = {item.key: item.value for item in proto.metadata_props}
     contents.made_by = {name: node for node in contents.nodes for name in node.output if name}
     return contents
 

@@ -34,36 +34,52 @@ def write_onnx_file(
         path: a name not in use yet, ending in .onnx.
         external_bytes: data larger than this in all is stored beside the model.
     """
-    outside = sum(item.num_bytes for item in initializers) > external_bytes
-    data_path = path.with_name(path.name + "_data")
-    heads, offset = [], 0
-    for item in initializers:
-        kind = onnx.TensorProto.INT4 if item.packed else onnx.helper.np_dtype_to_tensor_dtype(item.dtype)
-        head = onnx.TensorProto(name=item.name, dims=item.dims, data_type=kind)
-        if outside and item.num_bytes > _SMALL_BYTES:
-            head.data_location = onnx.TensorProto.EXTERNAL
-            for key, value in (("location", data_path.name), ("offset", offset), ("length", item.num_bytes)):
-                head.external_data.add(key=key, value=str(value))
-            offset += item.num_bytes
-        heads.append(head)
-    graph = proto.graph.SerializeToString(deterministic=True)
-    bodies = [_Body(head, item) for head, item in zip(heads, initializers, strict=True)]
-    rest = type(proto)()
-    rest.CopyFrom(proto)
-    rest.ClearField("graph")
+    layout = _Layout(proto, initializers, path.name, external_bytes)
     with path.open("xb") as file:
-        file.write(rest.SerializeToString(deterministic=True))
-        file.write(_tag(_MODEL_GRAPH) + _varint(len(graph) + sum(body.size for body in bodies)))
-        file.write(graph)
-        for body in bodies:
+        file.write(layout.start)
+        for body in layout.bodies:
             body.write(file)
-    if not outside:
+    if not layout.outside:
         return [path]
+    data_path = path.with_name(layout.data_name)
     with data_path.open("xb") as file:
-        for head, item in zip(heads, initializers, strict=True):
-            if head.external_data:
-                file.write(item.values().data)
+        for item in layout.outside:
+            file.write(item.values().data)
     return [path, data_path]
+
+
+def onnx_file_sizes(
+    proto: Any, initializers: Sequence[Initializer], name: str, *, external_bytes: int = EXTERNAL_BYTES
+) -> list[int]:
+    """Bytes of each file that :func:`write_onnx_file` makes at a path that ends in ``name``; no data is made."""
+    layout = _Layout(proto, initializers, name, external_bytes)
+    model = len(layout.start) + sum(body.size for body in layout.bodies)
+    return [model, sum(item.num_bytes for item in layout.outside)] if layout.outside else [model]
+
+
+class _Layout:
+    """Where everything goes: ``start`` is what comes before the initializers, ``outside`` what the second file holds."""
+
+    def __init__(self, proto: Any, initializers: Sequence[Initializer], name: str, external_bytes: int) -> None:
+        split = sum(item.num_bytes for item in initializers) > external_bytes
+        self.data_name = name + "_data"
+        self.outside = [item for item in initializers if split and item.num_bytes > _SMALL_BYTES]
+        self.bodies, offset = [], 0
+        for item in initializers:
+            kind = onnx.TensorProto.INT4 if item.packed else onnx.helper.np_dtype_to_tensor_dtype(item.dtype)
+            head = onnx.TensorProto(name=item.name, dims=item.dims, data_type=kind)
+            if split and item.num_bytes > _SMALL_BYTES:
+                head.data_location = onnx.TensorProto.EXTERNAL
+                for key, value in (("location", self.data_name), ("offset", offset), ("length", item.num_bytes)):
+                    head.external_data.add(key=key, value=str(value))
+                offset += item.num_bytes
+            self.bodies.append(_Body(head, item))
+        graph = proto.graph.SerializeToString(deterministic=True)
+        rest = type(proto)()
+        rest.CopyFrom(proto)
+        rest.ClearField("graph")
+        frame = _tag(_MODEL_GRAPH) + _varint(len(graph) + sum(body.size for body in self.bodies))
+        self.start = rest.SerializeToString(deterministic=True) + frame + graph
 
 
 class _Body:

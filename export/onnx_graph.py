@@ -21,6 +21,7 @@ from deepthin.export.onnx_weights import (
     constant,
     float_matrix,
     is_block_matrix,
+    vector,
 )
 
 CONTRIB = "com.microsoft"
@@ -38,10 +39,11 @@ class OnnxGraph:
         self.initializers: list[Initializer] = []
         self.epsilon = model.shape.rms_norm_eps
         self._tensors, self._sharing = model.tensors, model.shape.layer_sharing
+        self._tied = model.shape.tie_word_embeddings
         self._hf_names = {spec.name: spec.hf_name for spec in tensor_specs(model.shape)}
         self._constants: set[str] = set()
         self._kept: set[str] = set()
-        self._made_sums: set[str] = set()
+        self._made: set[str] = set()  # values that several operators read
         self._accuracy_level = accuracy_level
         self._table: BlockMatrix | Initializer | None = None
 
@@ -76,7 +78,7 @@ class OnnxGraph:
     def vector(self, name: str) -> str:
         """The initializer of a norm or bias."""
         stored, tensor = self.weight(name)
-        self.keep(float_matrix(stored, tensor, transposed=False))
+        self.keep(vector(stored, tensor))
         return stored
 
     @property
@@ -90,7 +92,10 @@ class OnnxGraph:
         if not can_be_gathered(tensor):
             self._table = table = float_matrix(name, tensor, transposed=False)
             self.keep(table)
-            return self.add("Gather", [table.name, ids], output, axis=0)
+            if self._tied or table.dtype != np.float16:  # one table in memory, read by both its users
+                return self.add("Gather", [self._widened(table), ids], output, axis=0)
+            rows = self.add("Gather", [table.name, ids], "token_embd.half", axis=0)
+            return self.add("Cast", [rows], output, to=TensorProto.FLOAT)
         self._table = matrix = block_matrix(name, tensor)
         self.keep(*matrix.parts)
         return self._rows_of_blocks(matrix, ids, output)
@@ -126,7 +131,15 @@ class OnnxGraph:
         if self._table is None:
             raise AssertionError("Bug: a tied head before the embedding")
         # Transpose + MatMul would be folded into a second copy in memory.
-        return self.add("FusedMatMul", [activation, self._table.name], output, domain=CONTRIB, transB=1)
+        return self.add("FusedMatMul", [activation, self._widened(self._table)], output, domain=CONTRIB, transB=1)
+
+    def _widened(self, item: Initializer) -> str:
+        """The values of ``item`` as f32. From f16 they are made by a Cast, which onnxruntime runs once, when it loads."""
+        wide = f"{item.name}.f32"
+        if item.dtype != np.float16 or wide in self._made:
+            return wide if wide in self._made else item.name
+        self._made.add(wide)
+        return self.add("Cast", [item.name], wide, to=TensorProto.FLOAT)
 
     def matmul(self, activation: str, name: str, output: str | None = None) -> str:
         """Multiply activation [..., in] by the transpose of tensor ``name`` [out, in]."""
@@ -138,7 +151,7 @@ class OnnxGraph:
             return self._matmul_nbits(activation, matrix, output)
         weight = float_matrix(stored, tensor, transposed=True)
         self.keep(weight)
-        return self.add("MatMul", [activation, weight.name], output)
+        return self.add("MatMul", [activation, self._widened(weight)], output)
 
     def _matmul_nbits(self, activation: str, matrix: BlockMatrix, output: str) -> str:
         rows, blocks = matrix.scales.dims
@@ -154,8 +167,8 @@ class OnnxGraph:
     def _block_sums(self, activation: str, blocks: int, block: int) -> str:
         """Sums of the values of each block of activation [..., blocks * block], made once for all its products."""
         name = f"{activation}.sums_{block}"
-        if name not in self._made_sums:
-            self._made_sums.add(name)
+        if name not in self._made:
+            self._made.add(name)
             apart = self.constant(f"blocks_{blocks}x{block}", [0, 0, blocks, block], np.int64)
             last_axis = self.constant("last_axis", [-1], np.int64)
             self.add("ReduceSum", [self.add("Reshape", [activation, apart], f"{name}.blocks"), last_axis], name, keepdims=0)

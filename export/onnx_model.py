@@ -24,14 +24,14 @@ from typing import Any
 from onnx import TensorProto, helper
 
 from deepthin._version import VERSION
-from deepthin.engine.formats import F32, scheme_named
+from deepthin.engine.formats import F16, F32, scheme_named
 from deepthin.engine.model import Model
 from deepthin.engine.shape import Shape
 from deepthin.engine.targets import attention_rung
 from deepthin.engine.tensors import stored_format, tensor_specs
 from deepthin.export.feasibility import ONNX_TARGETS, require_targets
 from deepthin.export.onnx_attention import Attention, attention_for
-from deepthin.export.onnx_file import EXTERNAL_BYTES, write_onnx_file
+from deepthin.export.onnx_file import EXTERNAL_BYTES, onnx_file_sizes, write_onnx_file
 from deepthin.export.onnx_graph import CONTRIB, OnnxGraph
 from deepthin.export.onnx_profiles import profile_named
 from deepthin.export.onnx_standard import StandardGraph
@@ -46,7 +46,7 @@ def write_onnx(
     accuracy_level: int = 0,
     external_bytes: int = EXTERNAL_BYTES,
 ) -> tuple[list[Path], int]:
-    """Write ``model`` as it is stored: q4_0, q4_1 and q8_0 matrices as MatMulNBits, everything else as f32.
+    """Write ``model`` as it is stored: block formats as MatMulNBits, f16 matrices as f16, everything else as f32.
 
     Args:
         model: in any stored formats.
@@ -62,6 +62,31 @@ def write_onnx(
         UnsupportedError: there are no operators for the shape.
         UsageError: no such profile.
     """
+    proto, graph = _built(model, profile, accuracy_level)
+    files = write_onnx_file(proto, graph.initializers, path, external_bytes=external_bytes)
+    return files, graph.weight_bytes
+
+
+def onnx_file_bytes(
+    model: Model,
+    name: str = "model.onnx",
+    *,
+    profile: str = "contrib",
+    accuracy_level: int = 0,
+    external_bytes: int = EXTERNAL_BYTES,
+) -> list[int]:
+    """Bytes of each file that :func:`write_onnx` makes of ``model`` at a path that ends in ``name``; no data is looked at.
+
+    Raises:
+        UnsupportedError: as there.
+        UsageError: as there.
+    """
+    proto, graph = _built(model, profile, accuracy_level)
+    return onnx_file_sizes(proto, graph.initializers, name, external_bytes=external_bytes)
+
+
+def _built(model: Model, profile: str, accuracy_level: int) -> tuple[Any, OnnxGraph]:
+    """The whole model but for its initializers, which the graph holds."""
     require_targets(ONNX_TARGETS, model.shape)
     used = profile_named(profile).of(model.shape)
     graph = (OnnxGraph if used.contrib else StandardGraph)(model, accuracy_level=accuracy_level)
@@ -75,8 +100,7 @@ def write_onnx(
         producer_version=VERSION,
     )
     helper.set_model_props(proto, {"deepthin.shape": model.shape.text})
-    files = write_onnx_file(proto, graph.initializers, path, external_bytes=external_bytes)
-    return files, graph.weight_bytes
+    return proto, graph
 
 
 def onnx_bytes(shape: Shape, quant: str) -> int:
@@ -102,7 +126,11 @@ def stored_onnx_bytes(model: Model) -> int:
     total = 0
     for spec in tensor_specs(model.shape):
         tensor = model.tensors[spec.name]
-        keeps = spec.role in ("attention", "mlp", "head") or can_be_gathered(tensor)
+        keeps = (
+            spec.role in ("attention", "mlp", "head")
+            or can_be_gathered(tensor)
+            or (spec.role, tensor.format) == ("embedding", F16)
+        )
         total += weight_bytes(spec.num_elements, tensor.format if keeps else F32)
     return total
 

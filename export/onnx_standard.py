@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from deepthin.export.onnx_graph import OnnxGraph
-from deepthin.export.onnx_weights import BLOCK, SignedMatrix, is_signed_matrix, signed_matrix
+from deepthin.export.onnx_weights import BLOCK, Initializer, SignedMatrix, is_signed_matrix, signed_matrix
 
 
 class StandardGraph(OnnxGraph):
@@ -33,10 +33,13 @@ class StandardGraph(OnnxGraph):
     def tied_head(self, activation: str, output: str) -> str:
         """See :meth:`OnnxGraph.tied_head`."""
         if self._codes is None:
-            name, tensor = self.weight("token_embd")
-            width, rows = tensor.dims[1], tensor.dims[0]
+            if not isinstance(self._table, Initializer):
+                raise AssertionError("Bug: a tied head before the embedding")
+            rows, width = self._table.dims
             flat = self.add("Reshape", [activation, self.constant("rows_of_width", [-1, width], np.int64)], "output.rows")
-            product = self.add("Gemm", [flat, name], "output.product", transB=1)  # MatMul would take a turned copy
+            product = self.add(
+                "Gemm", [flat, self._widened(self._table)], "output.product", transB=1
+            )  # MatMul would take a turned copy
             lead = self.add("Shape", ["input_ids"], "output.lead")
             dims = self.add("Concat", [lead, self.constant("vocab_size", [rows], np.int64)], "output.dims", axis=0)
             return self.add("Reshape", [product, dims], output)

@@ -14,7 +14,8 @@ MatMulNBits computes w = (q - zero point) * scale over blocks of a row, with the
 s and low are d and m, in K-quants d sc and -dmin mn. What is added goes through a product of its own, of the sums of the
 activation's blocks: the operator's float zero points would do the same, but onnxruntime has no int8 arithmetic for them, and
 refuses them for 8 bits.
-Formats without an addend give bit-equal values, the others the same integers, rounded in float (7e-8 relative).
+Formats without an addend give bit-equal values, the others the same integers, rounded in float (7e-8 relative). f16 matrices
+stay f16 in the file; everything else is f32.
 
     N rows    K columns    B blocks per row
 Source: onnxruntime ``docs/ContribOperators.md``, com.microsoft.MatMulNBits.
@@ -30,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deepthin.engine.arrays import F32, U8
-from deepthin.engine.formats import Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, BlockFormat
+from deepthin.engine.formats import F16, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, BlockFormat
 from deepthin.engine.model import Tensor
 from deepthin.engine.quants import block_codes
 from deepthin.engine.quants_k import k_codes, k_scales_and_mins
@@ -83,11 +84,16 @@ def constant(name: str, values: npt.NDArray[Any]) -> Initializer:
 
 
 def float_matrix(name: str, tensor: Tensor, *, transposed: bool) -> Initializer:
-    """The tensor's values as f32, [out, in] or ``transposed`` to the [in, out] of MatMul."""
+    """The tensor's values, [out, in] or ``transposed`` to the [in, out] of MatMul: f16 where it stores f16, else f32."""
+    dtype = np.dtype(np.float16 if tensor.format is F16 else np.float32)
     if not transposed:
-        return Initializer(name, tensor.dims, np.dtype(np.float32), tensor.dequantize)
-    dims = tuple(reversed(tensor.dims))
-    return Initializer(name, dims, np.dtype(np.float32), lambda: tensor.dequantize().T)
+        return Initializer(name, tensor.dims, dtype, tensor.dequantize)
+    return Initializer(name, tuple(reversed(tensor.dims)), dtype, lambda: tensor.dequantize().T)
+
+
+def vector(name: str, tensor: Tensor) -> Initializer:
+    """A norm's or bias's values as f32."""
+    return Initializer(name, tensor.dims, np.dtype(np.float32), tensor.dequantize)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +164,9 @@ def signed_matrix(name: str, tensor: Tensor, *, transposed: bool) -> SignedMatri
 
 
 def weight_bytes(num_elements: int, fmt: BlockFormat) -> int:
-    """Bytes that a tensor stored as ``fmt`` takes as initializers: codes, f32 scales and addends, or f32 values."""
+    """Bytes that a matrix stored as ``fmt`` takes as initializers: codes, f32 scales and addends, or f16 or f32 values."""
     if fmt.name not in BITS:
-        return 4 * num_elements
+        return (2 if fmt is F16 else 4) * num_elements
     floats_per_block = 2 if fmt in _WITH_LOWS else 1
     return num_elements * BITS[fmt.name] // 8 + num_elements // _BLOCKS.get(fmt.name, BLOCK) * 4 * floats_per_block
 
@@ -176,7 +182,7 @@ def can_be_gathered(tensor: Tensor) -> bool:
 
 
 def is_block_matrix(tensor: Tensor) -> bool:
-    """Whether ``tensor`` keeps its integers in ONNX; otherwise it is written as f32."""
+    """Whether ``tensor`` keeps its integers in ONNX; otherwise it is written as floats."""
     return tensor.format.name in BITS
 
 

@@ -52,23 +52,39 @@ def write_safetensors(path: Path, tensors: Sequence[StoredTensor], metadata: Map
     Raises:
         FormatError: a name occurs twice, or a format has no safetensors type.
     """
-    header: dict[str, object] = {"__metadata__": dict(sorted(metadata.items()))}
-    offset = 0
-    for tensor in tensors:
-        if tensor.name in header:
-            raise FormatError(f"{path.name}: two tensors are called '{tensor.name}'; a safetensors file needs unique names")
-        if tensor.format.name not in DTYPES:
-            raise FormatError(f"{path.name}: safetensors has no type for {tensor.format.name}; use one of {', '.join(DTYPES)}")
-        end = offset + tensor.num_bytes
-        header[tensor.name] = {"dtype": DTYPES[tensor.format.name], "shape": list(tensor.dims), "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
-    text += b" " * (-len(text) % 8)
+    head, data_bytes = _header(path.name, tensors, metadata)
     with path.open("xb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
+        file.write(head)
         for tensor in tensors:
             data = tensor.make()
             if data.nbytes != tensor.num_bytes:
                 raise AssertionError(f"Bug: '{tensor.name}' made {data.nbytes} bytes instead of {tensor.num_bytes}")
             file.write(np.ascontiguousarray(data).data)
-    return offset
+    return data_bytes
+
+
+def safetensors_bytes(tensors: Sequence[StoredTensor], metadata: Mapping[str, str]) -> int:
+    """Bytes of the file that :func:`write_safetensors` makes; no tensor's data is made.
+
+    Raises:
+        FormatError: as there.
+    """
+    head, data_bytes = _header("model.safetensors", tensors, metadata)
+    return len(head) + data_bytes
+
+
+def _header(source: str, tensors: Sequence[StoredTensor], metadata: Mapping[str, str]) -> tuple[bytes, int]:
+    """All that stands before the data, and the bytes of the data."""
+    header: dict[str, object] = {"__metadata__": dict(sorted(metadata.items()))}
+    offset = 0
+    for tensor in tensors:
+        if tensor.name in header:
+            raise FormatError(f"{source}: two tensors are called '{tensor.name}'; a safetensors file needs unique names")
+        if tensor.format.name not in DTYPES:
+            raise FormatError(f"{source}: safetensors has no type for {tensor.format.name}; use one of {', '.join(DTYPES)}")
+        end = offset + tensor.num_bytes
+        header[tensor.name] = {"dtype": DTYPES[tensor.format.name], "shape": list(tensor.dims), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text, offset

@@ -17,7 +17,12 @@ _SPECIAL = ("bos", "eos", "unk", "pad")
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
     """Write ``document`` for people to read, the same bytes on every system."""
-    path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n")
+    path.write_bytes(json_data(document))
+
+
+def json_data(document: Mapping[str, Any]) -> bytes:
+    """What :func:`write_json` writes."""
+    return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def write_tokenizer_files(model: Model, folder: Path) -> None:

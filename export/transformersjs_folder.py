@@ -15,8 +15,8 @@ from deepthin.engine.model import TokenizerSpec
 from deepthin.engine.shape import Shape
 from deepthin.engine.targets import target_verdicts
 
-FILE_NAMES = {"f32": "model.onnx", "q4_0": "model_q4.onnx", "q8_0": "model_quantized.onnx"}
-DTYPES = {"f32": "fp32", "q4_0": "q4", "q8_0": "q8"}  # as ``from_pretrained`` calls what FILE_NAMES hold
+FILE_NAMES = {"f32": "model.onnx", "f16": "model_fp16.onnx", "q4_0": "model_q4.onnx", "q8_0": "model_quantized.onnx"}
+DTYPES = {"f32": "fp32", "f16": "fp16", "q4_0": "q4", "q8_0": "q8"}  # as ``from_pretrained`` calls what FILE_NAMES hold
 
 
 def file_name(quant: str) -> str:

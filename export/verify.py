@@ -47,7 +47,7 @@ from deepthin.export.weight_parity import first_weight_difference
 NUM_TOKENS = 32
 _SEED = 20
 _DEADLINE_S = 300.0
-_ONNX_BODIES = ("f32", "q8_0", "q4_0", "q4_1")
+_ONNX_BODIES = ("f32", "f16", "q8_0", "q4_0", "q4_1")
 _ONNX_ROUNDING = {
     "q4_1": 1e-6,
     STORED: 1e-6,

@@ -24,7 +24,7 @@ class PeerKind:
 
     Attributes:
         module: served by a :class:`Child`.
-        suffix: of the model file it reads.
+        suffix: of the model file it reads; empty for a folder.
     """
 
     module: str
@@ -34,6 +34,7 @@ class PeerKind:
 PEERS = {
     "llama.cpp": PeerKind("deepthin.profiles.peer_llama_bench", ".gguf"),
     "onnxruntime": PeerKind("deepthin.profiles.peer_ort_bench", ".onnx"),
+    "genai": PeerKind("deepthin.profiles.peer_genai_bench", ""),
 }
 
 

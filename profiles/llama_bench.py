@@ -20,7 +20,7 @@ from deepthin.engine.shape import Shape
 
 # tokens that go in together: (n_batch, n_ubatch), llama.cpp's defaults; onnxruntime takes a prompt whole, as one batch
 _BATCHES = {"deepthin": (ROWS, ROWS), "llama.cpp": (2048, 512)}
-_PEER_CACHES = {"llama.cpp": "f16", "onnxruntime": "f32"}  # what each keeps keys and values in
+_PEER_CACHES = {"llama.cpp": "f16", "onnxruntime": "f32", "genai": "f32"}  # what each keeps keys and values in
 
 
 def llama_bench_rows(body: Mapping[str, Any], machine: Mapping[str, Any], filename: str) -> list[dict[str, Any]]:
@@ -47,8 +47,8 @@ def _row(body: Mapping[str, Any], result: Mapping[str, Any], machine: Mapping[st
         "gpu_info": "",
         "backends": "CPU",
         "model_filename": filename,
-        "model_type": model_type(Shape.from_json(body["shape"]), body["model_params"], body["quant"]),
-        "model_size": body["model_bytes"],
+        "model_type": model_type(Shape.from_json(body["shape"]), body["model_params"], result["quant"]),
+        "model_size": result.get("model_bytes", body["model_bytes"]),  # of its own format, in an export folder
         "model_n_params": body["model_params"],
         "n_batch": batch,
         "n_ubatch": ubatch,

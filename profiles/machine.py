@@ -20,7 +20,7 @@ from typing import Any
 
 from deepthin.engine.cpu import simd_target
 
-PACKAGES = ("deepthin", "numpy", "numba", "llvmlite", "onnxruntime", "llama-cpp-python")
+PACKAGES = ("deepthin", "numpy", "numba", "llvmlite", "onnxruntime", "onnxruntime-genai", "llama-cpp-python")
 _ROOT = Path("/")
 _CPUS = "sys/devices/system/cpu"
 _FINGERPRINT_KEYS = ("cpu_model", "arch", "logical_cpus", "usable_cpus", "physical_cores", "caches", "simd")

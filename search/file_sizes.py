@@ -1,21 +1,22 @@
-"""What the exported files of a shape will weigh, before anything is written: headers, padding and fallbacks included.
+"""What the GGUF file of a shape will weigh, to the byte, before anything is written: headers, padding and fallbacks included.
 
-GGUF to the byte; ONNX and Hugging Face folders within 0.5 %. For shapes of a search: no tokenizer, no rotary scaling. The
-exporter is not asked; tests compare with what it writes.
-
-    L layers   D width   V vocabulary
+For shapes of a search: no tokenizer, no rotary scaling. It is asked for every proposal, so it is arithmetic of its own; tests
+compare it with what the exporter writes. Sizes of other files are handed in by whoever knows the exporter (:data:`FileSizes`).
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable, Mapping
 from functools import lru_cache
+from typing import Any
 
 from deepthin.engine.accounting import count_params
 from deepthin.engine.architectures import gguf_architecture, missing_architecture
-from deepthin.engine.formats import F16, Q4_1, Q5_1, format_named, scheme_named
+from deepthin.engine.formats import F16, scheme_named
 from deepthin.engine.shape import Shape
 from deepthin.engine.tensors import TensorSpec, stored_format, tensor_specs
+
+FileSizes = Callable[[Shape, str], Mapping[str, int]]  # bytes by kind of file, of a shape stored as a format
 
 _ALIGNMENT = 32
 _FILE_HEAD = 4 + 4 + 8 + 8  # magic, version, tensor count, key count
@@ -55,61 +56,20 @@ def gguf_bytes(shape: Shape, quant: str, name: str = "model") -> int:
     return _padded(_FILE_HEAD + sum(keys) + infos) + shape.num_layers * block.data + rest.data
 
 
-def onnx_bytes(shape: Shape, quant: str) -> int | None:
-    """Bytes of the ONNX file, within 0.5 %; None for formats it has no operators for.
-
-    Raises:
-        UsageError: no such format.
-    """
-    scheme = scheme_named(quant)
-    if scheme.body.name not in _ONNX_BODIES:
-        return None
-    one = shape.replace(num_layers=1)
-    positions = shape.max_seq_len * shape.head_dim * 4  # cosines and sines, half a head each
-    runs = shape.num_executed_layers
-    graph = _GRAPH_BYTES + runs * _GRAPH_BLOCK_BYTES + _GRAPH_DIGIT_BYTES * _digits_beyond_first(runs)
-    total = positions + graph
-    if shape.head_dim % 16:
-        total += runs * _GRAPH_ROTARY_BYTES
-    for spec in _specs(one):
-        times = shape.num_layers if spec.name.startswith("blk.") else 1
-        fmt = stored_format(spec, scheme)
-        bits = None if spec.role == "embedding" and fmt in (Q4_1, Q5_1) else _BLOCK_BITS.get(fmt.name)
-        if bits is None:
-            size = 4 * spec.num_elements + (_GRAPH_EXTRA_BYTES.get(spec.role, 0) if _is_extra(spec) else 0)
-        else:
-            floats = 2 if fmt in (Q4_1, Q5_1) else 1
-            size = spec.num_elements * bits // 8 + spec.num_elements // fmt.block_elements * 4 * floats
-            size += _GRAPH_MATRIX_BYTES[floats]
-        total += times * size
-    return total
+def with_file_sizes(document: dict[str, Any], sizes: FileSizes) -> dict[str, Any]:
+    """``document`` with what ``sizes`` says beside every ``file_bytes`` in it, which are those of a shape and a format."""
+    return {key: _with_sizes(value, sizes) for key, value in document.items()}
 
 
-def hf_bytes(shape: Shape, dtype: str = "f32") -> int:
-    """Bytes of the Hugging Face folder with weights in ``dtype``: the weights file to the byte, the rest within 300.
-
-    Raises:
-        UsageError: no such format.
-    """
-    fmt = format_named(dtype)
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for spec in tensor_specs(shape):
-        end = offset + spec.num_elements * fmt.block_bytes
-        header[spec.hf_name] = {"dtype": dtype.upper(), "shape": list(spec.dims), "data_offsets": [offset, end]}
-        offset = end
-    text = len(json.dumps(header, separators=(",", ":")))
-    return 8 + text + -text % 8 + offset + _HF_CONFIG_BYTES
-
-
-def file_sizes(shape: Shape, quant: str, *, name: str = "model") -> dict[str, int]:
-    """Bytes by kind of file: ``gguf``, ``onnx`` where there is one, and ``hf`` in f32.
-
-    Raises:
-        UsageError: no such format.
-    """
-    onnx = onnx_bytes(shape, quant)
-    return {"gguf": gguf_bytes(shape, quant, name), **({} if onnx is None else {"onnx": onnx}), "hf": hf_bytes(shape)}
+def _with_sizes(value: Any, sizes: FileSizes) -> Any:
+    if isinstance(value, list):
+        return [_with_sizes(item, sizes) for item in value]
+    if not isinstance(value, dict):
+        return value
+    found = {key: _with_sizes(item, sizes) for key, item in value.items()}
+    if "file_bytes" in found:
+        found["file_bytes"] = {**sizes(Shape.from_json(found["shape"]), found["quant"]), **found["file_bytes"]}
+    return found
 
 
 def without_fallback_bytes(shape: Shape, quant: str) -> int:
@@ -124,18 +84,6 @@ def without_fallback_bytes(shape: Shape, quant: str) -> int:
         if spec.role in ("attention", "mlp") and stored_format(spec, body) is not body:
             extra += shape.num_layers * spec.num_elements * (F16.bits_per_weight - body.bits_per_weight) / 8
     return round(extra)
-
-
-_ONNX_BODIES = ("f32", "q4_0", "q4_1", "q8_0")
-_BLOCK_BITS = {"q4_0": 4, "q4_1": 4, "q5_0": 8, "q5_1": 8, "q8_0": 8}
-# Measured on exported graphs of 1 to 12 layers: nodes and frames of initializers, names included.
-_GRAPH_BYTES = 1_750
-_GRAPH_BLOCK_BYTES = 2_730
-_GRAPH_DIGIT_BYTES = 55
-_GRAPH_ROTARY_BYTES = 235
-_GRAPH_MATRIX_BYTES = {1: 217, 2: 701}  # one block matrix more than a plain one, by float fields a block
-_GRAPH_EXTRA_BYTES = {"norm": 916, "bias": 200}  # query and key norms, biases
-_HF_CONFIG_BYTES = 900
 
 
 class _Part:
@@ -166,10 +114,6 @@ def _specs(one_block: Shape) -> list[TensorSpec]:
     return tensor_specs(one_block)
 
 
-def _is_extra(spec: TensorSpec) -> bool:
-    return spec.role == "bias" or spec.name.endswith(("_q_norm", "_k_norm"))
-
-
 def _text_key(name: str, value: str) -> int:
     return 8 + len(name) + 4 + 8 + len(value.encode())
 
@@ -191,10 +135,6 @@ def _digits_up_to(count: int) -> int:
         digits += (end - start) * width
         start, width = end, width + 1
     return digits
-
-
-def _digits_beyond_first(count: int) -> int:
-    return _digits_up_to(count) - count
 
 
 def _size_label(parameters: int) -> str:

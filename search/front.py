@@ -9,7 +9,7 @@ from deepthin._version import VERSION
 from deepthin.engine.accounting import aspect_ratio, count_bytes, count_params, kv_bytes_per_token, shape_flags
 from deepthin.search.config import SearchConfig
 from deepthin.search.cost import DeviceTime
-from deepthin.search.file_sizes import file_sizes, random_weights_name, without_fallback_bytes
+from deepthin.search.file_sizes import gguf_bytes, random_weights_name, without_fallback_bytes
 from deepthin.search.k_quants import k_quant_size
 from deepthin.search.membership import front_probabilities
 from deepthin.search.memory import memory
@@ -129,13 +129,13 @@ def front_document(
 def entry(one: Scored, reference: Quality, doubt: float = 0.0, seed: int = 0) -> dict[str, Any]:
     """Everything about one measured candidate; predictions are compared at ``reference``, files are of weights by ``seed``."""
     shape, quant, quality = one.candidate.shape, one.candidate.quant, one.quality
-    files = file_sizes(shape, quant, name=random_weights_name(shape, seed))
+    gguf = gguf_bytes(shape, quant, random_weights_name(shape, seed))
     return {
         "shape": shape.to_json(),
         "quant": quant,
         "params": count_params(shape).total,
-        "bytes": files["gguf"],
-        "file_bytes": files,
+        "bytes": gguf,
+        "file_bytes": {"gguf": gguf},
         "weight_bytes": count_bytes(shape, quant).total,
         "fallback_bytes": {"gguf": without_fallback_bytes(shape, quant), K_QUANTS: k_quant_size(shape).fallback},
         "memory": memory(shape, quant, one.cost.context).to_json(),

@@ -19,6 +19,7 @@ from deepthin.engine.shape import Shape
 from deepthin.search.config import SearchConfig
 from deepthin.search.cost import Cost, CostOf, MeasuringStoppedError, RepeatedCostOf, Timing, pooled
 from deepthin.search.design import initial_design, random_generator
+from deepthin.search.file_sizes import FileSizes, with_file_sizes
 from deepthin.search.folder import RunFolder
 from deepthin.search.front import comparison, feasible, front_document
 from deepthin.search.guide import Guide
@@ -56,6 +57,7 @@ def run_search(
     remeasure: RepeatedCostOf | None = None,
     log: TrialLog | None = None,
     announce: Announce | None = None,
+    sizes: FileSizes | None = None,
 ) -> dict[str, Any]:
     """Run, resume or repeat a search in the folder ``out`` and return the document of its ``front.json``.
 
@@ -72,6 +74,7 @@ def run_search(
         progress: called as ``progress(message, done, total)``.
         log: keeps the trials instead of the folder's journal.
         announce: told ahead which candidates will surely be measured.
+        sizes: bytes of the files beside GGUF, for the document; the exporter knows them, which this folder does not.
 
     Raises:
         MeasuringStoppedError: from ``measure``; the run can be resumed.
@@ -91,6 +94,8 @@ def run_search(
         if remeasure is not None:
             run.settle(remeasure, say, announce)
         document = run.document(say)
+        if sizes is not None:
+            document = with_file_sizes(document, sizes)
         folder.write_front(document)
         return document
 

@@ -15,8 +15,9 @@ from deepthin.engine.architectures import LLAMA, QWEN3
 from deepthin.engine.errors import UsageError
 from deepthin.engine.shape import Shape
 from deepthin.engine.targets import K_QUANT_BLOCK, target_verdicts
-from deepthin.search.file_sizes import gguf_bytes, onnx_bytes
+from deepthin.search.file_sizes import gguf_bytes
 from deepthin.search.k_quants import k_quant_size
+from deepthin.search.onnx_size import onnx_bytes
 
 K_QUANTS = "gguf-k-quants"
 _RULES: dict[str, tuple[str, ...]] = {  # target -> keys of engine/targets.py that must agree

@@ -17,9 +17,9 @@ SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*
 DOORS = {  # heavy package -> where it may be imported, as path prefixes
     "numba": ("engine/jit.py", "engine/simd/"),
     "llvmlite": ("engine/jit.py", "engine/simd/", "engine/cpu.py"),
-    "onnx": ("export/onnx_",),
+    "onnx": ("export/onnx_", "export/peer_onnxruntime.py"),  # the latter adds outputs to a graph, to see inside
     "onnxruntime": ("export/peer_onnxruntime.py", "profiles/peer_ort_bench.py"),
-    "onnxruntime_genai": ("export/peer_genai.py",),
+    "onnxruntime_genai": ("export/peer_genai.py", "profiles/peer_genai_bench.py"),
     "llama_cpp": ("export/peer_llama_cpp.py", "profiles/peer_llama_bench.py"),
     "optuna": ("search/study.py", "search/fleet/trials.py"),
     "sqlalchemy": ("search/fleet/", "cli/fleet.py"),

@@ -1,3 +1,4 @@
+import itertools
 import json
 from pathlib import Path
 
@@ -25,18 +26,48 @@ def test_rows_of_engine_and_peers_on_the_same_weights(capsys: pytest.CaptureFixt
     assert rows["llama.cpp", "tg3"]["ratio_to_engine"]["median"] > 0
 
 
+def test_an_export_folder_is_timed_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = tmp_path / "bundle"
+    assert main(["export", TINY, "--out", str(bundle), "--to", "genai,gguf", "--quant", "f32,f16,q4_0", "--quiet"]) == 0
+    (bundle / "gguf" / "model-f16.gguf").rename(tmp_path / "set-aside.gguf")
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    manifest["files"] = [item for item in manifest["files"] if item["path"] != "gguf/model-f16.gguf"]
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    capsys.readouterr()
+    for name in ("write_gguf", "write_onnx"):
+        module = {"write_gguf": "gguf_writer", "write_onnx": "onnx_model"}[name]
+        monkeypatch.setattr(f"deepthin.export.{module}.{name}", lambda *_, **__: pytest.fail("it wrote a file of its own"))
+    assert main(["bench", str(bundle), "--against", "onnxruntime,llama.cpp", *QUICK, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    ran = {(row["quant"], row["runtime"], row["test"]) for row in found["results"] if row["status"] == "ran"}
+    runtimes = ("deepthin", "onnxruntime", "llama.cpp")
+    every = set(itertools.product(("f32", "f16", "q4_0"), runtimes, ("pp4", "tg3")))
+    assert ran == every - {("f16", "llama.cpp", test) for test in ("pp4", "tg3")}
+    assert found["files"]["f16"] == {"onnxruntime": str(bundle / "genai" / "f16" / "model.onnx")}
+    why = next(row["why"] for row in found["results"] if row["status"] != "ran")
+    assert why == "the export folder holds nothing for llama.cpp in f16; export it with --to gguf --quant f16"
+    assert main(["bench", str(bundle / "gguf"), "--quant", "q4_0", "--against", "llama.cpp", *QUICK]) == 0
+    assert "| llama.cpp" in capsys.readouterr().out.replace("llama.cpp ", "| llama.cpp ")
+    assert main(["bench", str(bundle), "--quant", "q8_0", *QUICK]) == 2
+    assert "an export folder that holds f32, f16, q4_0, not q8_0" in capsys.readouterr().err
+    assert main(["bench", str(bundle), "--kernels", *QUICK]) == 2
+    assert "choose one of them with --quant (f32,f16,q4_0)" in capsys.readouterr().err
+
+
 def test_a_table_names_who_could_not_take_part(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", TINY, "--quant", "f16", "--against", "onnxruntime", *QUICK]) == 0
+    assert main(["bench", TINY, "--quant", "bf16", "--against", "onnxruntime", *QUICK]) == 0
     text = capsys.readouterr().out
-    assert f"{TINY}, f16" in text
-    assert "onnxruntime failed (tg3, 1 threads): our ONNX files hold f16 weights as f32" in text
+    assert f"{TINY}, bf16" in text
+    assert "onnxruntime failed (tg3, 1 threads): our ONNX files hold bf16 weights as f32" in text
     assert "read bandwidth with 1 threads" in text
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--against", "vllm"], "'vllm' is unknown; use one or more of llama.cpp, onnxruntime"),
+        (["--against", "vllm"], "'vllm' is unknown; use one or more of llama.cpp, onnxruntime, genai"),
         (["--prompt", "0", "--gen", "0"], "nothing to time"),
         (["--threads", "0"], "--threads: 0 is outside 1 to"),
         (["--depth", "1048576", "--prompt", "1048576", "--threads", "100000000000"], "is outside 1 to"),

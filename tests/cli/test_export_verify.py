@@ -98,11 +98,26 @@ def test_a_bundle_in_the_way_names_the_option(bundle: Path, capsys: pytest.Captu
 
 
 def test_what_quant_does_not_reach_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["export", TINY, "--out", str(tmp_path / "b"), "--to", "hf,onnx", "--quant", "q4_0,f16", "--quiet"]) == 0
+    assert main(["export", TINY, "--out", str(tmp_path / "b"), "--to", "hf,onnx", "--quant", "q4_0,q5_0,f16", "--quiet"]) == 0
     text = capsys.readouterr().out
     assert "hf holds f32 weights, as --hf-dtype says; --quant applies to gguf and onnx" in text
-    assert "onnx has no files for f16, since it has no operators for them" in text
-    assert "onnx: opset 21, onnxruntime >=1.20; GroupQueryAttention with built-in rotary embedding" in text
+    assert "onnx has no files for q5_0, since it has no operators for them" in text
+    needs = "onnxruntime >=1.23 for q4_0, onnxruntime >=1.20 for f16"
+    assert f"onnx: opset 21, {needs}; GroupQueryAttention with built-in rotary embedding" in text
+    assert (
+        "of f16 in onnxruntime-genai, transformers.js (matrices widened to f32; the tied table twice: as products want" in text
+    )
+
+
+def test_the_rung_and_what_else_a_shape_asks_for_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shape = "L=4,d=96,heads=4,kv=2,ff=64,vocab=40,tied,qk_norm,share=2"
+    assert main(["export", shape, "--out", str(tmp_path / "b"), "--to", "onnx", "--quant", "f32", "--quiet"]) == 0
+    text = capsys.readouterr().out
+    assert (
+        "; head_dim=24 is no multiple of 16, so rotary embedding is an operator of its own before GroupQueryAttention" in text
+    )
+    assert "onnx: query and key norms are operators of their own; onnxruntime refuses GroupQueryAttention's on CPUs" in text
+    assert "onnx: 2 runs of a block read the same weights, stored once" in text
 
 
 def test_accuracy_level_and_profile_reach_the_files(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from deepthin.export.bundle import export_bundle
 from deepthin.export.manifest import check_files, read_manifest, record_verdict
 from tests.support.tiny_models import lively_model, tiny_shape
 
+QUANTS = ("f32", "f16", "q8_0", "q4_0", "q4_1")
 GENAI = ("genai/f32/genai_config.json", "genai/f32/model.onnx")
 
 
@@ -35,7 +36,7 @@ def model() -> Model:
 @pytest.fixture(scope="module")
 def exported(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("bundle") / "tiny"
-    export_bundle(model, out, quants=("f32", "f16", "q8_0", "q4_0", "q4_1"), seed=7, created_utc="2026-01-02T03:04:05Z")
+    export_bundle(model, out, quants=QUANTS, seed=7, created_utc="2026-01-02T03:04:05Z")
     return out
 
 
@@ -49,20 +50,31 @@ def test_layout_and_manifest(exported: Path, model: Model) -> None:
     assert set(tree(exported)) == {file.path for file in manifest.files} | {"manifest.json"}
     assert set(tree(exported)) == {
         "hf/config.json", "hf/generation_config.json", "hf/model.safetensors",
-        *(f"genai/{quant}/{name}" for quant in ("f32", "q8_0", "q4_0", "q4_1") for name in ("genai_config.json", "model.onnx")),
+        *(f"genai/{quant}/{name}" for quant in QUANTS for name in ("genai_config.json", "model.onnx")),
         "transformersjs/config.json", "transformersjs/generation_config.json", "transformersjs/onnx/model.onnx",
-        *(f"transformersjs/onnx/model_{name}.onnx" for name in ("quantized", "q4", "q4_1")),
-        *(f"gguf/model-{quant}.gguf" for quant in ("f32", "f16", "q8_0", "q4_0", "q4_1")), "manifest.json",
+        *(f"transformersjs/onnx/model_{name}.onnx" for name in ("fp16", "quantized", "q4", "q4_1")),
+        *(f"gguf/model-{quant}.gguf" for quant in QUANTS), "manifest.json",
     }  # fmt: skip
     assert all(check.ok for check in check_files(exported, manifest))
     assert manifest.shape == model.shape
     assert manifest.document["seed"] == 7 and manifest.document["created_utc"] == "2026-01-02T03:04:05Z"
-    assert manifest.document["not_in_onnx"] == ["f16"] and manifest.document["refused"] == {}
-    assert [file.quant for file in manifest.select(target="gguf")] == ["f32", "f16", "q8_0", "q4_0", "q4_1"]
+    assert manifest.document["not_in_onnx"] == [] == list(manifest.document["refused"]) == list(manifest.document["left_out"])
+    assert [file.quant for file in manifest.select(target="gguf")] == list(QUANTS)
     decoders = manifest.select(format="onnx", quant="q4_0")
     assert [file.path for file in decoders] == ["genai/q4_0/model.onnx", "transformersjs/onnx/model_q4.onnx"]
     assert decoders[0].sha256 == decoders[1].sha256
     assert not [path for path in exported.parent.iterdir() if path != exported]  # nothing half-made is left
+
+
+def test_the_manifest_says_what_files_need_and_memory_holds(exported: Path) -> None:
+    document = read_manifest(exported).document
+    record = document["onnx"]
+    assert record["rung"] == 0 and record["attention"].startswith("GroupQueryAttention with built-in") and record["notes"] == []
+    assert record["onnxruntime_by_quant"] == {"f32": ">=1.20", "f16": ">=1.20", **dict.fromkeys(QUANTS[2:], ">=1.23")}
+    held = {(entry["target"], entry["quant"]): (entry["runtime"], entry["bytes"]) for entry in document["memory"]}
+    assert set(held) == {(target, quant) for target in ("genai", "transformersjs", "gguf") for quant in QUANTS}
+    assert held["genai", "f16"] == ("onnxruntime-genai", held["genai", "f32"][1])  # widened when loaded
+    assert held["genai", "q4_0"][1] > held["gguf", "q4_0"][1]  # f32 scales, and the tied table twice
 
 
 def test_the_same_integers_in_gguf_and_onnx(exported: Path, model: Model) -> None:
@@ -175,7 +187,7 @@ def test_more_layers_than_llama_cpp_runs(tmp_path: Path) -> None:
         ({"quants": ("q3_k",)}, "format 'q3_k' is unknown"),
         ({"targets": ()}, "nothing to export"),
         ({"quants": ()}, "nothing to export"),
-        ({"targets": ("onnx",), "quants": ("f16",)}, "ONNX files come in f32, q8_0, q4_0"),
+        ({"targets": ("onnx",), "quants": ("q5_0",)}, "ONNX files come in f32, f16, q8_0, q4_0"),
     ],
 )
 def test_unknown_or_empty_wishes(options: dict[str, Any], message: str, model: Model, tmp_path: Path) -> None:

@@ -16,7 +16,9 @@ from deepthin.engine.reference import Reference
 from deepthin.engine.shape import Shape
 from deepthin.engine.targets import target_verdicts
 from deepthin.engine.tensors import canonical_row_order, tensor_specs
+from deepthin.export.bundle import export_bundle
 from deepthin.export.onnx_model import onnx_bytes, write_onnx
+from deepthin.export.verify import verify_bundle
 from tests.support.float64_decoder import float64_logits
 from tests.support.ort_logits import ort_logits, ort_session
 from tests.support.tiny_models import PROMPT, TINY_SHAPES, VARIANT_SHAPES, lively_model, long_prompt, tiny_shape
@@ -45,7 +47,7 @@ def test_onnxruntime_agrees_in_three_cache_schedules(name: str, quant: str, tmp_
         assert nmse(ort_logits(path, chunks), want) < NMSE_BUDGET
 
 
-@pytest.mark.parametrize("quant", ["f32", "q8_0", "q4_0"])
+@pytest.mark.parametrize("quant", ["f32", "f16", "q8_0", "q4_0"])
 @pytest.mark.parametrize("name", [name for name in VARIANT_SHAPES if target_verdicts(tiny_shape(name))["onnx"].ok])
 def test_onnxruntime_agrees_on_every_architecture(name: str, quant: str, tmp_path: Path) -> None:
     """60 tokens, past the original context of every scaling; each file passes the checker and fits its predicted size."""
@@ -143,6 +145,7 @@ def test_block_weights_are_the_models_own(name: str, quant: str, tmp_path: Path)
         stored, want = model.tensors[spec.name].format.name, model.tensors[spec.name].dequantize()
         if stored in ("f32", "f16"):
             values = found[spec.hf_name]
+            assert values.dtype == (np.float16 if stored == "f16" else np.float32)
             np.testing.assert_array_equal(values.T if spec.role in ("attention", "mlp") else values, want)
         elif stored == "q4_1":
             np.testing.assert_allclose(nbits_values(found, spec.hf_name, 4), want, rtol=0, atol=1e-6 * np.abs(want).max())
@@ -151,7 +154,7 @@ def test_block_weights_are_the_models_own(name: str, quant: str, tmp_path: Path)
 
 
 def test_a_tied_table_is_stored_once(tmp_path: Path) -> None:
-    for quant, size in (("f32", 4.0), ("q4_0", 1 + 4 / 32)):  # the head of a q4_0 body is q8_0
+    for quant, size in (("f32", 4.0), ("f16", 2.0), ("q4_0", 1 + 4 / 32)):  # the head of a q4_0 body is q8_0
         (tmp_path / quant).mkdir()
         shape = tiny_shape("smollm_like")
         path = exported(lively_model(shape).quantized(quant), tmp_path / quant)
@@ -246,7 +249,7 @@ def test_a_shape_without_operators_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("quant", ["f32", "q8_0", "q4_0"])
+@pytest.mark.parametrize("quant", ["f32", "f16", "q8_0", "q4_0"])
 @pytest.mark.parametrize(
     "name", ["plain", "narrow_heads", "wide_heads", "qwen3_odd", "qwen2_odd", "smollm3", "yarn", "gelu", "shared"]
 )
@@ -292,3 +295,17 @@ def test_shared_blocks_read_the_same_initializers(tmp_path: Path) -> None:
     ]
     inputs = [node for node in onnx.load(str(tmp_path / "model.onnx")).graph.node if node.op_type == "GroupQueryAttention"]
     assert len(inputs) == shape.num_executed_layers
+
+
+@pytest.mark.parametrize("name", ["smollm_like", "wide_heads", "narrow_heads"])
+def test_half_precision_is_stored_once_and_verified(name: str, tmp_path: Path) -> None:
+    """Weights are f16 in the file, tied or not; caches and logits are f32, and the peers see the f16 values exactly."""
+    model = lively_model(tiny_shape(name))
+    export_bundle(model, tmp_path / "b", targets=("genai", "transformersjs", "gguf"), quants=("f16",))
+    found = initializers(tmp_path / "b" / "transformersjs" / "onnx" / "model_fp16.onnx")
+    halves = {name for name, values in found.items() if values.dtype == np.float16}
+    assert halves == {spec.hf_name for spec in tensor_specs(model.shape) if len(spec.dims) == 2}
+    session = ort_session(tmp_path / "b" / "genai" / "f16" / "model.onnx")
+    assert {item.type for item in (*session.get_inputs()[2:], *session.get_outputs())} == {"tensor(float)"}
+    result = verify_bundle(tmp_path / "b", runtimes=["engine", "onnxruntime"])
+    assert result["verdict"] == "pass", result["summary"]
