@@ -38,7 +38,7 @@ def test_a_target_this_cpu_lacks_is_one_line_and_exit_2(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "a command is needed: inspect, generate, bench, profile, search, export, verify"),
+        ([], f"a command is needed: {', '.join(COMMANDS)}"),
         (["inspct"], "invalid choice: 'inspct'"),
         (["inspect"], "required: SOURCE; see deepthin inspect --help"),
         (["inspect", "nothing"], "'nothing' is no file, no folder, no shape text"),

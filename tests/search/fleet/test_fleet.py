@@ -28,7 +28,8 @@ from tests.support.stored_trials import stored_trials
 pytestmark = pytest.mark.fleet
 ROOT = Path(__file__).resolve().parents[3]
 TRIALS = 20  # sixteen of the design, announced at once; the rest one after another
-LEASE_S = 1.0
+LEASE_S = "60"  # longer than any test; those that wait for one to end take a short one
+SHORT = ("--lease", "3")
 Process = subprocess.Popen[str]
 
 
@@ -40,7 +41,7 @@ class Fleet:
         self.log = folder / "log"
 
     def worker(self, *more: str) -> Process:
-        return self._start("worker", self.url, str(self.log), "--lease", str(LEASE_S), *more)
+        return self._start("worker", self.url, str(self.log), "--lease", LEASE_S, *more)
 
     def asker(self, name: str = "run") -> Process:
         return self._start("asker", self.url, str(self.folder / name), str(TRIALS))
@@ -95,7 +96,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return (out / "front.json").read_bytes()
 
 
-def done(process: Process, seconds: float = 60.0) -> str:
+def done(process: Process, seconds: float = 100.0) -> str:
     out, error = process.communicate(timeout=seconds)
     assert process.returncode == 0, error
     return out
@@ -139,13 +140,13 @@ def test_two_workers_share_the_jobs_of_two_askers_on_one_study(fleet: Fleet, exp
 def test_a_stopped_worker_gives_its_job_back_and_a_killed_one_loses_it_until_the_lease_ends(
     fleet: Fleet, expected: bytes
 ) -> None:
-    asker, stopped = fleet.asker(), fleet.worker("--takes", "60", "--lease", "60")
+    asker, stopped = fleet.asker(), fleet.worker("--takes", "60")
     fleet.wait_for(fleet.started(1))
     stopped.terminate()
     report = json.loads(done(stopped, 20.0))
     assert (report["measured"], report["given_back"], report["ended"]) == (0, 1, "stopped")
     assert fleet.rows("SELECT state, lost FROM deepthin_job WHERE token > 0") == [("queued", 0)]
-    killed = fleet.worker("--takes", "0.5")
+    killed = fleet.worker("--takes", "0.5", *SHORT)
     fleet.wait_for(fleet.started(4))
     killed.kill()
     last = fleet.worker()
@@ -168,7 +169,7 @@ def test_a_killed_asker_goes_on_where_it_was_and_leaves_no_open_trial(fleet: Fle
 
 
 def test_a_late_worker_cannot_overwrite_what_its_successor_measured(fleet: Fleet, expected: bytes) -> None:
-    asker, late = fleet.asker(), fleet.worker("--takes", "0.3")
+    asker, late = fleet.asker(), fleet.worker("--takes", "0.5", *SHORT)
     fleet.wait_for(fleet.started(2))
     late.send_signal(signal.SIGSTOP)
     held = fleet.rows("SELECT id FROM deepthin_job WHERE state = 'leased'")
@@ -189,7 +190,7 @@ def test_a_late_worker_cannot_overwrite_what_its_successor_measured(fleet: Fleet
 
 
 def test_everybody_comes_back_after_the_database_was_restarted(fleet: Fleet, expected: bytes, server: Server) -> None:
-    asker, worker = fleet.asker(), fleet.worker("--lease", "30", "--takes", "0.1")
+    asker, worker = fleet.asker(), fleet.worker("--takes", "0.1")
     fleet.wait_for(fleet.measured(4))
     server.stop("immediate")  # as if it had crashed
     time.sleep(0.5)
