@@ -161,8 +161,8 @@ def _fronts(found: Mapping[str, Mapping[str, Line]]) -> Iterator[str]:
             "cost is judgement, [quality.md](quality.md); `--bytes` makes them pay)."
         )
     yield why + (
-        "\nTowards the fast end layers go too, since each takes time whatever its size, and the parameters they free make MLPs\nand "
-        "vocabularies wider: both are read once a token, and a larger vocabulary says the same text in fewer tokens."
+        "\nTowards the fast end layers go too, since each takes time whatever its size, and the parameters they free make MLPs "
+        "and\nvocabularies wider: both are read once a token, and a larger vocabulary says the same text in fewer tokens."
     )
     yield "### Picks"
     for name, line in _sizes(found).items():
