@@ -12,6 +12,7 @@ from charts import COLOURS
 WIDTH, HEIGHT = 860, 560
 LEFT, RIGHT, TOP, BOTTOM = 64, 20, 40, 52
 _CLEAR = 15.0  # pixels that two labels are apart at least
+_LINE, _LABEL = 13.0, 190.0  # height and most width of a named label
 _TICKS = (1, 2, 3, 5, 7)
 
 
@@ -66,13 +67,21 @@ def front_chart(title: str, x_label: str, y_label: str, fronts: Mapping[str, Seq
         f'<text transform="translate(15 {(TOP + HEIGHT - BOTTOM) / 2:.0f}) rotate(-90)" text-anchor="middle">'
         f"{escape(y_label)}</text>",
     ]
-    taken: list[tuple[float, float]] = []
+    taken: list[tuple[float, float]] = []  # where points have labels
+    texts: list[tuple[float, float]] = []  # where the labels of named shapes stand
     for mark in named:
         x, y = at(mark)
         fill = "#ffffff" if mark.hollow else "#111111"
         parts.append(f'<rect x="{x - 4:.1f}" y="{y - 4:.1f}" width="8" height="8" fill="{fill}" stroke="#111111"/>')
-        parts.append(f'<text x="{x + 8:.1f}" y="{y + 4:.1f}" font-weight="bold">{escape(mark.label)}</text>')
         taken.append((x, y))
+        side, anchor = (8, "start") if x < 0.7 * WIDTH else (-8, "end")
+        height = y + 4
+        while any(abs(height - b) < _LINE and abs(x - a) < _LABEL for a, b in texts):
+            height -= _LINE
+        texts.append((x, height))
+        parts.append(
+            f'<text x="{x + side:.1f}" y="{height:.1f}" text-anchor="{anchor}" font-weight="bold">{escape(mark.label)}</text>'
+        )
     for index, (name, front) in enumerate(fronts.items()):
         colour = COLOURS[index % len(COLOURS)]
         placed = [at(mark) for mark in front]

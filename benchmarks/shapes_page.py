@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -115,18 +116,19 @@ def _fronts(found: Mapping[str, Mapping[str, Line]]) -> Iterator[str]:
             [
                 *(name, str(line["trials"]), str(len(front)), f"{min(depths)} to {max(depths)}"),
                 *(f"{min(tied)} to {max(tied)}", f"{min(tried)} to {max(tried)} ({len(tried)})"),
-                *(f"{max(times) / min(times):.2f} x", _formats(line)),
+                *(f"{max(times) / min(times):.2f} x", _formats({"front": band})),
                 f"{sum(one['shape_extrapolated'] for one in front)} / {sum(map(_beyond, front))}",
             ]
         )
     yield _table(
         [
             *("budget", "shapes tried", "on the front", "their depths", "depths on the front tied with the best"),
-            *("depths of all tied that were tried", "slowest of the tied on the front / fastest", "formats on the front"),
+            *("depths of all tied that were tried", "slowest of the tied on the front / fastest", "formats of the tied"),
             "loss / time extrapolated",
         ],
         rows,
     )
+    yield from _thirds(found)
     widths = [
         np.log(one["ms_per_kchar"]["high"] / one["ms_per_kchar"]["low"]) / 2
         for line in _sizes(found).values()
@@ -142,9 +144,66 @@ def _fronts(found: Mapping[str, Mapping[str, Line]]) -> Iterator[str]:
         "A front runs from the best predicted loss, its slow end, to the least time. Loss is called extrapolated outside the\n"
         "table that the law was fitted to, time outside the range of the profile's probes."
     )
+    thirds = [_ends(line["front"]) for line in _sizes(found).values()]
+    few_bits = [[sum(one["quant"].startswith("q4") for one in part) for part in parts] for parts in zip(*thirds, strict=True)]
+    slow, fast = few_bits
+    sizes = [sum(len(part) for part in parts) for parts in zip(*thirds, strict=True)]
+    why = (
+        f"**Why so.** Of the members in the slow thirds {sum(slow)} of {sizes[0]} are 4-bit, in the fast thirds {sum(fast)} of "
+        f"{sizes[1]}."
+    )
+    gaps = [one["quants"]["q4_0"]["loss"] - one["quants"]["q8_0"]["loss"] for one in found.get("published", {}).values()]
+    if gaps:
+        why += (
+            f" The law charges Q4_0 {min(gaps):.3f} to\n{max(gaps):.3f} nats more than Q8_0 for the published shapes below, "
+            "against a "
+            f"tie band of {TIE_BAND}: where parameters are limited and not\nbytes, bits decide the best end (how much 4 bits "
+            "cost is judgement, [quality.md](quality.md); `--bytes` makes them pay)."
+        )
+    yield why + (
+        "\nTowards the fast end layers go too, since each takes time whatever its size, and the parameters they free make MLPs "
+        "and\nvocabularies wider: both are read once a token, and a larger vocabulary says the same text in fewer tokens."
+    )
     yield "### Picks"
     for name, line in _sizes(found).items():
         yield f"**{name}**\n\n{_pick_list(line)}"
+
+
+def _ends(front: Sequence[Line]) -> tuple[Sequence[Line], Sequence[Line]]:
+    """The slow and the fast third of a front."""
+    cuts = np.linspace(0, len(front), 4).round().astype(int)
+    return front[: cuts[1]], front[cuts[2] :]
+
+
+def _thirds(found: Mapping[str, Mapping[str, Line]]) -> Iterator[str]:
+    """What changes along each front, by thirds of its members from the best loss to the least time."""
+    rows = []
+    for name, line in _sizes(found).items():
+        cuts = np.linspace(0, len(line["front"]), 4).round().astype(int)
+        for part, (start, end) in zip(("slow", "middle", "fast"), itertools.pairwise(cuts), strict=True):
+            members = line["front"][start:end]
+            if not members:
+                continue
+            shapes = [Shape.parse(one["shape"]) for one in members]
+            rows.append(
+                [
+                    *(name, part, f"{np.median([shape.num_layers for shape in shapes]):.0f}"),
+                    f"{np.median([shape.num_heads / shape.num_kv_heads for shape in shapes]):.0f}",
+                    f"{np.median([shape.intermediate_size / shape.hidden_size for shape in shapes]):.1f}",
+                    f"{np.median([shape.vocab_size for shape in shapes]):,.0f}",
+                    _formats({"front": members}),
+                    f"{members[0]['predicted_loss']['value']:.3f} to {members[-1]['predicted_loss']['value']:.3f}",
+                    f"{_value(members[0]['ms_per_kchar']):.0f} to {_value(members[-1]['ms_per_kchar']):.0f}",
+                ]
+            )
+    yield "What is given up along a front, by thirds of its members (medians):"
+    yield _table(
+        [
+            *("budget", "third", "layers", "query heads a key/value head", "MLP / width", "vocabulary", "formats"),
+            *("loss", "ms per 1,000 characters"),
+        ],
+        rows,
+    )
 
 
 def _depths(found: Mapping[str, Mapping[str, Line]]) -> Iterator[str]:
