@@ -47,7 +47,7 @@ def _row(body: Mapping[str, Any], result: Mapping[str, Any], machine: Mapping[st
         "gpu_info": "",
         "backends": "CPU",
         "model_filename": filename,
-        "model_type": model_type(Shape.from_json(body["shape"]), body["model_params"], result["quant"]),
+        "model_type": model_type(Shape.from_json(body["shape"]), body["model_params"], result.get("quant", body["quant"])),
         "model_size": result.get("model_bytes", body["model_bytes"]),  # of its own format, in an export folder
         "model_n_params": body["model_params"],
         "n_batch": batch,
