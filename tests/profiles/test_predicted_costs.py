@@ -77,7 +77,7 @@ def test_a_head_of_its_own_is_read_as_it_is_stored_and_said_where_it_was_not_pro
     assert coarse < plain < fine
     hull = Hull.of([Workload(SMALL, "q4_0"), Workload(SMALL, "q8_0")])
     assert hull.quants == ("q4_0", "q8_0")
-    assert hull.outside(Workload(SMALL, "q4_0-head_q4_0")) == ()
-    assert hull.outside(Workload(SMALL, "q4_0-head_q5_1")) == ("q5_1 of the head was not probed",)
+    assert not any("not probed" in why for why in hull.outside(Workload(SMALL, "q4_0-head_q4_0")))
+    assert "q5_1 of the head was not probed" in hull.outside(Workload(SMALL, "q4_0-head_q5_1"))
     with pytest.raises(UnsupportedError, match="does not run q4_0-head_q4_k as it is stored"):
         phone.measure(SMALL, "q4_0-head_q4_k")
