@@ -4,6 +4,7 @@ import pytest
 
 from deepthin.engine.errors import UnsupportedError, UsageError
 from deepthin.profiles.device_facts import device_facts
+from deepthin.profiles.latency.hull import Hull
 from deepthin.profiles.latency.workload import DECODE, Workload
 from deepthin.profiles.predicted_costs import PredictedCosts
 from deepthin.profiles.schema import Predicted, TokenCost
@@ -68,3 +69,15 @@ def test_without_measured_prompts_there_is_no_time_to_the_first_token() -> None:
     profile = made()
     only_decode = replace(profile, models=tuple(model for model in profile.models if model.test == DECODE))
     assert PredictedCosts(only_decode, 64).first_token(SMALL, "q4_0", 10) is None
+
+
+def test_a_head_of_its_own_is_read_as_it_is_stored_and_said_where_it_was_not_probed() -> None:
+    phone = PredictedCosts(device_facts("pixel-9").profile(), 64)
+    coarse, plain, fine = (phone.measure(SMALL, f"q4_0{head}").head_s.median for head in ("-head_q4_0", "", "-head_f32"))
+    assert coarse < plain < fine
+    hull = Hull.of([Workload(SMALL, "q4_0"), Workload(SMALL, "q8_0")])
+    assert hull.quants == ("q4_0", "q8_0")
+    assert not any("not probed" in why for why in hull.outside(Workload(SMALL, "q4_0-head_q4_0")))
+    assert "q5_1 of the head was not probed" in hull.outside(Workload(SMALL, "q4_0-head_q5_1"))
+    with pytest.raises(UnsupportedError, match="does not run q4_0-head_q4_k as it is stored"):
+        phone.measure(SMALL, "q4_0-head_q4_k")

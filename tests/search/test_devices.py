@@ -161,7 +161,8 @@ def test_shapes_that_only_one_device_runs_are_no_other_ones_choice(found: tuple[
         return NARROW.cost(shape, quant)
 
     joint = found[0]
-    extra = Candidate(DEEP.replace(intermediate_size=8192), "f16")  # better than all others, were it runnable
+    large = Shape.parse("L=24,d=1024,heads=16,ff=4096,vocab=32768,tied")  # better than all others where it runs
+    extra = Candidate(large, "f16")
     devices = [LAYERED, replace(NARROW, cost=no_halves)]
     document = compromise(devices, "worst", joint, [extra], CONFIG.quality, CONFIG.limits, ("smollm2-135m", REFERENCE))
     assert document["own"]["layered"]["best_quality"]["quant"] == "f16"

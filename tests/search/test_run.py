@@ -20,6 +20,7 @@ from deepthin.engine.shape import Shape
 from deepthin.profiles.schema import TokenCost
 from deepthin.search.cost import Cost, Timing
 from deepthin.search.file_sizes import gguf_bytes
+from deepthin.search.least_cache import least_cache
 from deepthin.search.objectives import Scored
 from deepthin.search.run import SearchConfig, run_search
 from tests.support.fake_costs import FakeMeasure, fake_cost
@@ -246,6 +247,20 @@ def test_the_relaxation_that_is_named_admits_a_shape(tmp_path: Path) -> None:
         assert document["front"]
         if len(limits) > 1:
             assert "(of all shapes, --max-ms-per-token alone 0, --max-ttft-ms alone 0 met it)" in message
+
+
+def test_a_cache_limit_that_chance_does_not_meet_names_the_nearest_of_those_tried(tmp_path: Path) -> None:
+    config = SearchConfig(trials=3, sampler="random", vocabs=(8192,), head_dims=(64,))
+    limit = 512 * least_cache(config.space).bytes_per_token
+    with pytest.raises(InfeasibleError) as caught:
+        run_search(replace(config, max_kv_bytes=limit), measure=FakeMeasure(), out=tmp_path / "run")
+    message = str(caught.value)
+    assert message.startswith("none of 3 shapes meets --max-kv-mb: the nearest (L=")
+    assert f"over the limit of {float(limit):,.4g}" in message
+    way_out = re.search(r"Smallest relaxation: --max-kv-mb ([\d.]+), which that shape meets", message)
+    assert way_out is not None
+    relaxed = replace(config, max_kv_bytes=round(float(way_out[1]) * 1e6))
+    assert run_search(relaxed, measure=FakeMeasure(), out=tmp_path / "relaxed")["front"]
 
 
 class PromptedMeasure(FakeMeasure):
