@@ -330,7 +330,7 @@ def test_a_value_that_looks_like_a_switch_is_none(capsys: pytest.CaptureFixture[
         ("[inspekt]\ncontext = 7", "table [inspekt] is named after no command"),
         ("inspect = 3", "inspect is 3, but a table [inspect]"),
         ("context = 'x'", "context is 'x': 'x' is no whole number"),
-        ("quant = 'q9'", "quant is 'q9', but one of f32, f16"),
+        ("quant = 'q9'", "quant is 'q9': format 'q9' is unknown; use one of f32, f16"),
         ("json = 'yes'", "a switch takes true or false"),
         ("context = {a = 1}", "table [context] is named after no command"),
         ("context = ", "is no TOML"),
