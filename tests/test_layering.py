@@ -19,7 +19,7 @@ DOORS = {  # heavy package -> where it may be imported, as path prefixes
     "llvmlite": ("engine/jit.py", "engine/simd/", "engine/cpu.py"),
     "onnx": ("export/onnx_",),
     "onnxruntime": ("export/peer_onnxruntime.py", "profiles/peer_ort_bench.py"),
-    "onnxruntime_genai": ("export/peer_genai.py",),
+    "onnxruntime_genai": ("export/peer_genai.py", "profiles/peer_genai_bench.py"),
     "llama_cpp": ("export/peer_llama_cpp.py", "profiles/peer_llama_bench.py"),
     "optuna": ("search/study.py",),
     "tokenizers": ("engine/tokenizer.py",),
