@@ -16,6 +16,7 @@ from deepthin.export.genai_folder import genai_config
 from deepthin.export.gguf_writer import gguf_file_bytes, write_gguf
 from deepthin.export.hf_folder import hf_folder_bytes, write_hf_folder
 from deepthin.export.manifest import BundleFile, sha256_of
+from deepthin.export.memory import gguf_memory, onnx_memory
 from deepthin.export.onnx_profiles import OnnxProfile
 from deepthin.export.target_profiles import TARGET_PROFILES
 from deepthin.export.text_files import generation_config, write_json, write_tokenizer_files
@@ -77,7 +78,6 @@ class BundleWriter:
 
     def _onnx(self, stored: Model, quant: str, targets: Sequence[str]) -> list[Path]:
         """The decoder in the folders of all that run it; returns its path in each."""
-        from deepthin.export.memory import onnx_memory  # these load `onnx`
         from deepthin.export.onnx_model import onnx_bytes, onnx_file_bytes, shares_buffer, stored_onnx_bytes, write_onnx
 
         names = {"genai": f"genai/{quant}/model.onnx", "transformersjs": f"transformersjs/onnx/{file_name(quant)}"}
@@ -127,7 +127,7 @@ class BundleWriter:
         size = gguf_file_bytes(stored_as(stored, quant), file_format=file_format)
         _require_size(f"gguf/{path.name}", path.stat().st_size, size)
         self._add(path, "gguf", quant, written)
-        self._hold("gguf", quant, {"bytes": stored.num_bytes, "holds": "one copy"})
+        self._hold("gguf", quant, gguf_memory(stored))
 
     def _hold(self, target: str, quant: str, memory: dict[str, Any]) -> None:
         self.memory.append({"target": target, "quant": quant, "runtime": TARGET_PROFILES[target].runtime, **memory})

@@ -1,15 +1,16 @@
-"""What onnxruntime holds in memory for the weights of one file, once it is loaded: every copy that it makes is counted.
+"""What a runtime holds in memory for the weights of one file, once it is loaded: every copy that it makes is counted.
 
-Seen with onnxruntime 1.32 on x86-64 (``docs/exports.md``): matrices are laid out anew for products, and the file's form of them
+Seen on x86-64 (``docs/exports.md``). onnxruntime 1.32: matrices are laid out anew for products, and the file's form of them
 is let go unless something else reads it, which a tied table's lookup does. Beside the packed integers of a block matrix stay
-its scales and a sum for each block. The cache, activations and the runtime itself come on top.
+its scales and a sum for each block. llama.cpp (AVX2) maps the file and lays q4_0 matrices out anew beside it. The cache,
+activations and the runtime itself come on top.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from deepthin.engine.formats import F16
+from deepthin.engine.formats import F16, Q4_0
 from deepthin.engine.model import Model
 from deepthin.engine.tensors import tensor_specs
 from deepthin.export.onnx_weights import block_matrix, can_be_gathered, is_block_matrix, weight_bytes
@@ -17,6 +18,8 @@ from deepthin.export.onnx_weights import block_matrix, can_be_gathered, is_block
 ONCE = "one copy"
 _TIED_TWICE = "the tied table twice: as products want it and as it is looked up"
 _WIDENED = "matrices widened to f32"
+_MAPPED = "the mapped file"
+_REPACKED = "the mapped file, whose pages the system may drop, and q4_0 matrices laid out anew"
 _SUMS = "scales and sums of blocks beside the packed integers"
 
 
@@ -41,3 +44,9 @@ def onnx_memory(model: Model) -> dict[str, Any]:
             total += 8 * spec.num_elements // block_matrix(spec.name, tensor).block
             notes.add(_SUMS)
     return {"bytes": total, "holds": "; ".join(text for text in (_WIDENED, _TIED_TWICE, _SUMS) if text in notes) or ONCE}
+
+
+def gguf_memory(model: Model) -> dict[str, Any]:
+    """The same of the GGUF file of ``model``, shared blocks written out, in llama.cpp."""
+    again = [tensor.num_bytes for tensor in model.tensors.values() if tensor.format is Q4_0]
+    return {"bytes": model.num_bytes + sum(again), "holds": _REPACKED if again else _MAPPED}

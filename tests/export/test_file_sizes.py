@@ -14,7 +14,7 @@ from deepthin.engine.tensors import tensor_specs
 from deepthin.export.bundle import export_bundle
 from deepthin.export.feasibility import ONNX_TARGETS, refusals
 from deepthin.export.file_sizes import file_sizes, hollow_model, stored_as
-from deepthin.export.memory import onnx_memory
+from deepthin.export.memory import gguf_memory, onnx_memory
 from deepthin.export.onnx_model import onnx_bytes, onnx_file_bytes, write_onnx
 from deepthin.export.target_profiles import TARGET_PROFILES
 from tests.support.tiny_models import TINY_SHAPES, VARIANT_SHAPES, lively_model, tiny_shape
@@ -131,3 +131,14 @@ def test_what_memory_holds_is_said(name: str, quant: str, parts: list[str]) -> N
     looked_up = {"f32": 4.0, "f16": 4.0 if shape.tie_word_embeddings else 2.0}.get(vocabulary, 1 + 4 / 32)
     want += looked_up * table + per[vocabulary] * table * shape.tie_word_embeddings
     assert found["bytes"] == want
+
+
+def test_llama_cpp_lays_only_q4_0_out_anew() -> None:
+    shape = tiny_shape("smollm_like")
+    for quant in ("f32", "q8_0", "q4_1"):
+        model = hollow_model(shape, quant)
+        assert gguf_memory(model) == {"bytes": model.num_bytes, "holds": "the mapped file"}
+    model = hollow_model(shape, "q4_0")
+    found = gguf_memory(model)
+    blocks = sum(s.num_elements for s in tensor_specs(shape) if s.role in ("attention", "mlp")) * 18 // 32
+    assert found["bytes"] == model.num_bytes + blocks and found["holds"].endswith("q4_0 matrices laid out anew")
