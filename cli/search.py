@@ -53,7 +53,8 @@ TARGETS = ("hf", "onnx", "gguf", "gguf-k-quants", "transformersjs")  # as in sea
 PRICED = ("gguf", "gguf-k-quants", "onnx")
 SAMPLERS = ("exhaustive", "guided", "tpe", "nsga2", "random")
 PICKS = ("best_quality", "fastest_tied", "knee", "smallest_kv", "no_slower_than_baseline")
-SHAPE_S, ALL_SHAPES_S, LEAST_SHAPE_S = 1.0, 200.0, 0.25  # seconds for timing one shape; 300 and their repeats in five minutes
+SHAPE_S, ALL_SHAPES_S, LEAST_SHAPE_S = 1.0, 160.0, 0.25  # seconds for timing one shape; 300 and their repeats in five minutes
+MOST_PATIENCE = 3.0  # times as long for one shape, and at most so for all, while other programs use the machine
 LARGE_RESIDUAL = 0.1  # sums of parts this far from the whole model can reorder a front
 EXPORT_FOLDER, SUMMARY = "export", "summary.md"
 EXAMPLES = """examples:
@@ -67,10 +68,10 @@ EXAMPLES = """examples:
   deepthin search --storage postgresql://me@db/deepthin --device pi5    timed by deepthin search worker on other machines
 
 The budget counts the embedding and is never exceeded. Every shape that is proposed is timed here, about a second each (less
-where there are more than 200), up to three times that while other programs use the machine; their work spoils the times, and
-is flagged. DIR holds everything: config.json, journal, measurements, front.json, summary.md and export/. The same command again
-resumes or repeats a run without measuring anything twice; a new DIR measures anew, unless --store names the timings of an
-earlier run.
+where there are more than 160), up to three times that while other programs use the machine (less where there are more than
+50); their work spoils the times, and is flagged. DIR holds everything: config.json, journal, measurements, front.json,
+summary.md and export/. The same command again resumes or repeats a run without measuring anything twice; a new DIR measures
+anew, unless --store names the timings of an earlier run.
 """
 
 
@@ -288,13 +289,15 @@ def _timed(options: argparse.Namespace, progress: Progress) -> _Found:
     from deepthin.search.run import run_search
 
     store = options.store or options.out / "timings.jsonl"
-    budget_s = shape_seconds(config.trials)
-    costs = BlockCosts(store, options.threads or default_threads(), config.context, budget_s)
+    budget_s, patience = shape_seconds(config.trials)
+    costs = BlockCosts(store, options.threads or default_threads(), config.context, budget_s, patience=patience)
     again: dict[int, BlockCosts] = {}  # each repeat has a store of its own, so that nothing is found but everything is kept
 
     def remeasure(shape: Shape, quant: str, number: int) -> TokenCost:
         path = store.with_name(f"{store.stem}-repeat{number}.jsonl")
-        return again.setdefault(number, BlockCosts(path, costs.threads, config.context, budget_s)).measure(shape, quant)
+        if number not in again:
+            again[number] = BlockCosts(path, costs.threads, config.context, budget_s, patience=patience)
+        return again[number].measure(shape, quant)
 
     document = run_search(
         config, measure=costs.measure, out=options.out, progress=progress, remeasure=remeasure, sizes=_file_sizes
@@ -305,9 +308,13 @@ def _timed(options: argparse.Namespace, progress: Progress) -> _Found:
     return config, document, costs.check_residual([(Shape.parse(shape), quant) for shape, quant in picks]), fresh
 
 
-def shape_seconds(trials: int) -> float:
-    """Seconds that timing one shape may take, undisturbed: fewer where there are many, since leaders are timed again."""
-    return max(LEAST_SHAPE_S, min(SHAPE_S, ALL_SHAPES_S / trials))
+def shape_seconds(trials: int) -> tuple[float, float]:
+    """Seconds that timing one shape may take, undisturbed, and how many times that while other programs disturb it.
+
+    Both are less where there are many shapes: leaders are timed again, and a search should end whatever else runs.
+    """
+    budget_s = max(LEAST_SHAPE_S, min(SHAPE_S, ALL_SHAPES_S / trials))
+    return budget_s, max(1.0, min(MOST_PATIENCE, ALL_SHAPES_S / (trials * budget_s)))
 
 
 def _shared(options: argparse.Namespace, progress: Progress) -> _Found:

@@ -60,8 +60,9 @@ class BlockCosts:
         store_path: JSON lines file, shared by runs and shapes; made when the first measurement is stored.
         threads: threads to decode with.
         context: cached tokens each timed token attends to.
-        budget_s: seconds a new shape may take, the making of its timer included; up to :data:`PATIENCE` times that
+        budget_s: seconds a new shape may take, the making of its timer included; up to ``patience`` times that
             while other processes disturb every batch.
+        patience: see ``budget_s``; 1 takes what it gets.
         retry_disturbed: time stored parts again that were taken while others used the machine; the new ones replace them.
         kv_format: how the engine caches keys and values; part of every key.
         progress: told in a few words what is being measured.
@@ -82,6 +83,7 @@ class BlockCosts:
         context: int,
         budget_s: float = 1.0,
         *,
+        patience: float = PATIENCE,
         retry_disturbed: bool = False,
         kv_format: str = DEFAULT_KV_FORMAT,
         progress: Callable[[str], None] | None = None,
@@ -95,7 +97,7 @@ class BlockCosts:
                 f"measuring: threads={threads}, context={context}, budget_s={budget_s}; at least one thread, no negative "
                 f"context and some time are needed"
             )
-        self.threads, self.context, self.budget_s = threads, context, budget_s
+        self.threads, self.context, self.budget_s, self.patience = threads, context, budget_s, patience
         self.store = MeasurementStore(store_path)
         record = machine_record() if machine is None else machine
         self.cache_bytes = last_level_cache_bytes(record) or UNKNOWN_CACHE_BYTES
@@ -230,7 +232,7 @@ class BlockCosts:
         with self._make_timer(shape, quant, threads=self.threads, context=self.context + 1, num_blocks=blocks) as timer:
             subject = _Steps(timer, blocks, self.context)
             left = max(self.budget_s - (time.perf_counter() - start), self.budget_s / 2)
-            rule = Rule(rounds=_ROUNDS, budget_s=left, patience=PATIENCE)
+            rule = Rule(rounds=_ROUNDS, budget_s=left, patience=self.patience)
             session = measure({"step": subject}, rule, gates=("block_s", "head_s"), instruments=self._instruments)
         return {
             "block": _record(session, ("block_s",), ("block_s",)),

@@ -103,10 +103,10 @@ def test_what_can_add_nothing_is_still_a_proposal_near_the_front() -> None:
     pairs = sorted((one.loss, one.time) for one in every.values())
     front = {pair for index, pair in enumerate(pairs) if all(pair[1] < time for _, time in pairs[:index])}
     scored = [one for one in every.values() if (one.loss, one.time) in front]
-    proposal = Guide(space, QUALITY, 512, 0).propose(50, scored, {one.candidate.key for one in scored})
-    assert proposal is not None
+    proposed = Guide(space, QUALITY, 512, 0).propose(50, scored, {one.candidate.key for one in scored})
+    assert proposed is not None
     behind = sorted(min(one.time / t for loss, t in front if loss <= one.loss) for one in every.values())
-    found = every[space.decode(proposal).key]
+    found = every[space.decode(proposed).key]
     assert min(found.time / t for loss, t in front if loss <= found.loss) <= behind[len(behind) // 3]
 
 
