@@ -135,16 +135,16 @@ def _num_bytes(where: str, tensor: Any) -> int:
     import onnx
 
     kind = onnx.TensorProto.DataType
-    bits = {
+    widths: dict[int, int] = {
         **dict.fromkeys((kind.FLOAT, kind.INT32, kind.UINT32), 32),
         **dict.fromkeys((kind.FLOAT16, kind.BFLOAT16, kind.INT16, kind.UINT16), 16),
         **dict.fromkeys((kind.INT8, kind.UINT8, kind.BOOL), 8),
         **dict.fromkeys((kind.INT4, kind.UINT4), 4),
         **dict.fromkeys((kind.DOUBLE, kind.INT64, kind.UINT64), 64),
-    }.get(tensor.data_type)
+    }
+    bits = widths.get(tensor.data_type)
     if bits is None:
         raise FormatError(f"{where} has data type {tensor.data_type}, which no decoder of ours holds")
     if any(dim < 0 for dim in tensor.dims):
         raise FormatError(f"{where} has dimensions {list(tensor.dims)[:8]}; none may be negative")
-    num_bytes: int = -(-math.prod(tensor.dims) * bits // 8)
-    return num_bytes
+    return -(-math.prod(int(dim) for dim in tensor.dims) * bits // 8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,21 +31,23 @@ class _Kept:
 
 
 @pytest.fixture(scope="session")
-def kept_runtimes() -> Iterator[dict[str, Any]]:
+def keep_runtime() -> Iterator[Callable[..., Any]]:
+    """``make_runtime``, but what it has made is given again."""
     made: dict[str, Any] = {}
-    yield made
+
+    def make(name: str, *, deadline_s: float) -> Any:
+        if name not in made:
+            made[name] = _Kept(make_runtime(name, deadline_s=deadline_s))
+        return made[name]
+
+    yield make
     for runtime in made.values():
         runtime._runtime.close()
 
 
 @pytest.fixture(autouse=True)
-def _verify_keeps_its_peers(kept_runtimes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    def make(name: str, *, deadline_s: float) -> Any:
-        if name not in kept_runtimes:
-            kept_runtimes[name] = _Kept(make_runtime(name, deadline_s=deadline_s))
-        return kept_runtimes[name]
-
-    monkeypatch.setattr(verify, "make_runtime", make)
+def _verify_keeps_its_peers(keep_runtime: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "make_runtime", keep_runtime)
 
 
 @pytest.fixture(scope="session")

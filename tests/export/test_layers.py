@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from deepthin.engine.model import Model
-from deepthin.export import verify
 from deepthin.export.contents import ModelFile, read_contents
 from deepthin.export.engine_streams import EngineStreams
 from deepthin.export.layers import describe, first_parting_point, unit_rows
@@ -79,8 +78,10 @@ def test_words() -> None:
 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize(("name", "path"), [("engine", HF), ("engine", GGUF), ("onnxruntime", ONNX), ("llama.cpp", GGUF)])
-def test_what_runtimes_show_is_the_references(name: str, path: str, phase: str, good_bundle: Path, quiet: Model) -> None:
-    runtime = verify.make_runtime(name, deadline_s=60.0)  # type: ignore[attr-defined]  # the fixture's, which stays alive
+def test_what_runtimes_show_is_the_references(
+    name: str, path: str, phase: str, good_bundle: Path, quiet: Model, keep_runtime: Any
+) -> None:
+    runtime = keep_runtime(name, deadline_s=60.0)
     contents = read_contents(good_bundle, ModelFile(path, Path(path).suffix[1:] or "hf", "f32"), quiet.shape)
     right = sample(quiet.shape, quiet.dequantized(), IDS).streams
     for mode in runtime.modes(contents)[:1]:
