@@ -153,12 +153,11 @@ def test_standard_operators_pass(tmp_path: Path, name: str) -> None:
     assert {line["file"] for line in result["weights"]} >= {"genai/f32/model.onnx", "genai/q4_0/model.onnx"}
 
 
-@pytest.mark.parametrize("profile", ["contrib", "standard"])
-def test_accuracy_levels_are_both_run_and_told_apart(tmp_path: Path, profile: str) -> None:
+def test_accuracy_levels_are_both_run_and_told_apart(tmp_path: Path) -> None:
     """Whatever level the file asks for; 0 computes in f32, 4 rounds activations, which shows by far."""
     model = random_model(Shape.parse("L=4,d=64,heads=4,kv=2,ff=160,vocab=500,untied"), seed=1)
     quants = ("f32", "q8_0", "q4_0")
-    export_bundle(model, tmp_path / "b", targets=["hf", "onnx"], quants=quants, accuracy_level=4, onnx_profile=profile)
+    export_bundle(model, tmp_path / "b", targets=["hf", "onnx"], quants=quants, accuracy_level=4)
     result = verify_bundle(tmp_path / "b", runtimes=["onnxruntime"])
     assert result["verdict"] == "pass", result["summary"]
     found = {(pair["mode"], pair["budget"]["name"]) for pair in result["pairs"]}
