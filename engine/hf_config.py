@@ -164,7 +164,7 @@ def config_from_shape(shape: Shape, *, dtype: str = "f32", tokenizer: TokenizerS
         "rms_norm_eps": shape.rms_norm_eps,
         "rope_theta": shape.rope_theta,
         "rope_parameters": rope,
-        **({"rope_scaling": {key: value for key, value in rope.items() if key != "rope_theta"}} if shape.rope_scaling else {}),
+        **({"rope_scaling": rope} if shape.rope_scaling else {}),
         "tie_word_embeddings": shape.tie_word_embeddings,
         **({} if architecture is QWEN2 else {"attention_bias": False}),
         "attention_dropout": 0.0,

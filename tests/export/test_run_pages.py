@@ -1,8 +1,10 @@
-"""The programs in docs/run-*.md, as they stand there, on a bundle of SmolLM2: each must run, and all must write one text."""
+"""The programs in docs/run-*.md, as they stand there, on a bundle of SmolLM2: each must run, and all must write one text.
+
+The page for browsers is not among them: tests/support/chromium_page.html is what runs in Chromium.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -13,20 +15,12 @@ from pathlib import Path
 import pytest
 
 from deepthin.cli.main import main
-from deepthin.engine.errors import PeerMissingError
-from tests.support.chromium import Chromium, PageServer, node_modules
-from tests.support.runtimes import Runtimes, missing
+from tests.support.chromium import node_modules
+from tests.support.runtimes import Runtimes
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
 _DOCS = Path(__file__).parents[2] / "docs"
 _PROMPT = "The capital of France is"
-_SAYS = b"""<script>
-  const say = (text) => fetch("/answer", { method: "POST", body: text });
-  addEventListener("error", (event) => say(`failed: ${event.message}`));
-  addEventListener("unhandledrejection", (event) => say(`failed: ${event.reason}`));
-  new MutationObserver(() => document.body && say(document.body.innerText))
-    .observe(document, { childList: true, characterData: true, subtree: true });
-</script>"""
 
 
 def program(page: str, heading: str, language: str) -> str:
@@ -47,10 +41,10 @@ def place(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def text(place: Path) -> str:
-    """What this package's own decoder writes."""
-    options = ["generate", "bundle/gguf/model-q8_0.gguf", "-p", _PROMPT, "-n", "16", "--temperature", "0", "--quiet", "--json"]
-    said = str(json.loads(run([sys.executable, "-m", "deepthin", *options], place))["text"])
+def text(place: Path, runtimes: Runtimes) -> str:
+    """What the program for llama.cpp writes, which all others are held against."""
+    assert runtimes["llama.cpp"].peer == "llama.cpp"
+    said = run([sys.executable, "-c", program("run-laptop.md", "llama.cpp", "python")], place)
     assert continuation(said).startswith("Paris")
     return said
 
@@ -71,7 +65,6 @@ def continuation(said: str) -> str:
     [
         ("onnxruntime-genai", "genai"),
         ("onnxruntime alone", "onnxruntime"),
-        ("llama.cpp", "llama.cpp"),
         ("transformers", "transformers"),
     ],
 )
@@ -87,20 +80,3 @@ def test_program_for_node(place: Path, text: str, runtimes: Runtimes) -> None:
     (place / "node_modules").symlink_to(node_modules())
     (place / "run.mjs").write_text(program("run-browser.md", "In Node", "js"), encoding="utf-8")
     assert continuation(run([node, "run.mjs"], place)) == continuation(text)
-
-
-def test_page_for_a_browser(place: Path, text: str) -> None:
-    page = program("run-browser.md", "In a browser", "html").encode()
-    try:
-        server = PageServer(_SAYS + page, {"bundle": place / "bundle", "node_modules": node_modules()})
-        browser = Chromium(server.url)
-    except PeerMissingError as error:
-        missing("chromium", str(error))
-    try:
-        said = ""
-        while continuation(said) != continuation(text):
-            assert not said.startswith("failed"), f"{said}; not found: {server.failed}"
-            said = server.said.get(timeout=90).decode()
-    finally:
-        browser.close()
-        server.close()
