@@ -134,7 +134,7 @@ def _fronts(found: Mapping[str, Mapping[str, Line]]) -> Iterator[str]:
         for line in _sizes(found).values()
         for one in line["front"]
     ]
-    flags = next(iter(_sizes(found).values()))["flags"]
+    flags = next((line["flags"] for line in found["search"].values() if line.get("flags")), [])
     yield (
         f"The 90 % interval of a predicted time is {np.expm1(np.median(widths)):.0%} wide to each side in the median"
         + (f"; the profile is flagged {', '.join(flags)}" if flags else "")
@@ -349,6 +349,8 @@ def _limits() -> str:
   not.
 - The vocabulary term rests on 4 to 37 tokens a parameter; picks that hang on it say so in their search
   (`without_vocab_term`).
+- The interval of a predicted time is wider than most differences between tied shapes; which of them is fastest is the profile's
+  best guess, and a measured search (without `--profile`) decides it.
 - One device, one runtime, one thread count, decoding only. Prompts, other contexts and other devices move the picks.
 - LFM2 and MobileLLM-Flash are placed by stand-ins: their squares show where such a depth and width lies, not those models."""
 
