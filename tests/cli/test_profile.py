@@ -232,3 +232,18 @@ def test_measuring_this_machine_gives_a_profile_of_it(tmp_path: Path, capsys: py
     assert found["profile"]["wall_s"] < 60
     shown = document(["profile", "show", "host.json", "--shape", SMOL], capsys)
     assert shown["predictions"][0]["tok_s"]["value"] > 1
+
+
+@pytest.mark.slow
+def test_a_profile_measured_beside_a_busy_process_is_flagged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        try:
+            found = document(
+                ["profile", "measure", "--runtimes", "deepthin", "--threads", "1", "--budget-s", "10", "--out", "busy.json"],
+                capsys,
+            )
+        finally:
+            busy.kill()
+    assert "other-processes" in found["profile"]["flags"]
+    assert main(["profile", "show", "busy.json"]) == 0
+    assert "other-processes" in capsys.readouterr().out
