@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deepthin.engine.errors import FormatError, ShapeError, UsageError
-from deepthin.engine.formats import BODY_QUANTS
+from deepthin.engine.formats import BODY_QUANTS, scheme_named
 from deepthin.engine.shape import Shape
 from deepthin.search.folder import FRONT
 from deepthin.search.space import Candidate, Space
@@ -90,6 +90,7 @@ def nearest_points(space: Space, candidates: Sequence[str]) -> list[dict[str, in
 
 def _point(space: Space, wanted: Candidate, mlp_ratio: int) -> dict[str, int]:
     shape = wanted.shape
+    scheme = scheme_named(wanted.quant)
     low, high = space.layers
 
     def nearest(values: Sequence[float], value: float) -> int:
@@ -104,7 +105,9 @@ def _point(space: Space, wanted: Candidate, mlp_ratio: int) -> dict[str, int]:
         "tying": _index(space.tyings, shape.tie_word_embeddings),
         "sharing": nearest(space.sharings, shape.layer_sharing),
         "qk_norm": _index(space.qk_norms, shape.qk_norm),
-        "quant": _index(space.quants, wanted.quant),
+        "quant": _index(space.quants, scheme.body.name),
+        "query_ratio": nearest(space.query_ratios, shape.q_size / shape.hidden_size),
+        "head_quant": _index(space.head_quants, scheme.head.name),
     }
 
 

@@ -124,7 +124,7 @@ def test_every_shipped_budget_has_limits_in_order_and_a_reason() -> None:
     budgets = all_budgets()
     formats = set(BODY_QUANTS)
     wanted = {f"{runtime}.{quant}" for runtime in ("engine", "llama_cpp", "llama_cpp_default") for quant in formats}
-    wanted |= {f"onnxruntime.{quant}" for quant in ("f32", "q8_0", "q4_0", "q4_1")}
+    wanted |= {f"onnxruntime.{quant}" for quant in ("f32", "f16", "q8_0", "q4_0", "q4_1")}
     wanted |= {f"onnxruntime_int8.{quant}" for quant in ("q8_0", "q4_0", "q4_1")}
     wanted |= {
         f"{runtime}.stored" for runtime in ("engine", "llama_cpp", "llama_cpp_default", "onnxruntime", "onnxruntime_int8")
