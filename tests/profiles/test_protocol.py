@@ -160,6 +160,16 @@ def test_a_batch_on_a_slowed_core_is_taken_again() -> None:
     assert (session.flags, session.rounds, session.discarded_rounds) == ((), 6, 6)
 
 
+def test_a_core_that_stays_slow_costs_no_more_than_the_budget() -> None:
+    bench = Bench()
+    bench.sentinel_s = repeat(1.6e-4)
+    session = measure(
+        {"a": bench.subject("a", repeat(0.1))}, Rule(rounds=6, budget_s=2.0, patience=5.0), instruments=bench.instruments
+    )
+    assert session.flags == ("slow-core",)
+    assert session.wall_s <= 2.0
+
+
 def test_a_drifting_sentinel_is_flagged() -> None:
     bench = Bench()
     bench.sentinel_s = (1e-4 * 1.02**i for i in range(10_000))
