@@ -348,7 +348,7 @@ def _limits() -> str:
 - Depth ranges are those of the law's tie band. They say that the law cannot tell these shapes apart, not that training could
   not.
 - The vocabulary term rests on 4 to 37 tokens a parameter; picks that hang on it say so in their search
-  (`without_vocab_term`).
+  (`sensitivity` in `front.json`).
 - The interval of a predicted time is wider than most differences between tied shapes; which of them is fastest is the profile's
   best guess, and a measured search (without `--profile`) decides it.
 - One device, one runtime, one thread count, decoding only. Prompts, other contexts and other devices move the picks.
