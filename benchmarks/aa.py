@@ -3,9 +3,10 @@
     python benchmarks/aa.py                      some 3 minutes; store, print
     python benchmarks/aa.py --no-measure         print the newest stored run
 
-An A/A test: one model is opened twice, both are timed as two subjects by the protocol that every timing of the product goes
-through, and the 95 % interval of their ratio should hold 1. Over many pairs it may miss 1 in one case of twenty. Pairs come in
-turns over the models, so the medians of one model, minutes apart, also tell how well a time repeats on this machine.
+An A/A test: one model is timed as two subjects by the protocol that every timing of the product goes through, and the 95 %
+interval of their ratio should hold 1. Over many pairs it may miss 1 in one case of twenty. Pairs come in turns over the models,
+each opened anew, so the medians of one model, minutes apart, also tell how well a time repeats on this machine: where its
+arrays lie against the caches is another each time.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def measure(turns: int, seconds: float) -> list[dict[str, Any]]:
     from deepthin.profiles.machine import machine_record
     from deepthin.profiles.probe_shapes import ProbeModel
     from deepthin.profiles.probing import open_engine
-    from deepthin.profiles.protocol import Rule
+    from deepthin.profiles.protocol import Instruments, Rule
     from deepthin.profiles.protocol import measure as timed
 
     warm_kernels()
@@ -75,9 +76,11 @@ def measure(turns: int, seconds: float) -> list[dict[str, Any]]:
         for name, text in MODELS.items():
             for threads in sorted({1, default_threads()}):
                 model = ProbeModel(Shape.parse(text), name.split()[1])
-                with closing(open_engine(model, threads)) as a, closing(open_engine(model, threads)) as b:
-                    subjects = {"a": a.decode(0)[0], "b": b.decode(0)[0]}
-                    session = timed(subjects, Rule(rounds=11, budget_s=seconds))
+                with closing(open_engine(model, threads)) as opened:
+                    subject = opened.decode(0)[0]
+                    subjects = {"a": subject, "b": subject}
+                    tools = Instruments.real(threads=threads)
+                    session = timed(subjects, Rule(rounds=11, budget_s=seconds), instruments=tools)
                 lines.append(
                     {
                         **base,

@@ -24,7 +24,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from charts import chart
-from prediction import RESULTS, open_decoder, read_lines, table
+from prediction import RESULTS, table
+from prediction_measuring import open_decoder, read_lines
 
 from deepthin.engine.accounting import analytic_latency, bytes_read_per_token
 from deepthin.engine.errors import DeepthinError, UsageError

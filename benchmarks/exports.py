@@ -145,7 +145,8 @@ def timed(bundle: Path, runtime: str, threads: int, options: argparse.Namespace)
             sizes[model.quant] = sum(each.stat().st_size for each in ([path] if path.is_file() else path.glob("model.onnx*")))
         for test, count in ((f"pp{options.prompt}", options.prompt), (f"tg{options.gen}", options.gen)):
             subjects = {quant: _subject(peer, test, count, shape.vocab_size) for quant, peer in peers.items()}
-            session = measure(subjects, rule, instruments=Instruments.with_peers([peer.pid for peer in peers.values()]))
+            pids = [peer.pid for peer in peers.values()]
+            session = measure(subjects, rule, instruments=Instruments.real(pids, threads))
             for quant in subjects:
                 if quant in session.failures:
                     print(f"{runtime} {quant}: {session.failures[quant]}", file=sys.stderr)

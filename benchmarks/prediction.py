@@ -17,54 +17,35 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from charts import chart
+from prediction_measuring import PROFILE, measure, read_lines
 
-from deepthin.engine.accounting import count_params
 from deepthin.engine.errors import DeepthinError, FormatError
-from deepthin.engine.model import Model, random_model
-from deepthin.engine.shape import Shape
 from deepthin.profiles.importing import import_profile
-from deepthin.profiles.kit import SUFFIXES, probe_name
 from deepthin.profiles.latency.curve import BandwidthCurve
 from deepthin.profiles.latency.evaluation import REGIMES, Comparison, compare, noise_floor, regime, summary
 from deepthin.profiles.latency.model import is_disturbed
 from deepthin.profiles.latency.probe import Probe
-from deepthin.profiles.latency.runtimes import ENGINE, LLAMA_CPP, ONNXRUNTIME, RUNTIMES
+from deepthin.profiles.latency.runtimes import ENGINE, LLAMA_CPP, ONNXRUNTIME
 from deepthin.profiles.latency.workload import DECODE, PREFILL
 from deepthin.profiles.llama_bench_rows import parse_rows
 from deepthin.profiles.machine import last_level_cache_bytes, machine_name, machine_record
 from deepthin.profiles.measuring import fit_models
 from deepthin.profiles.probe_plans import KIT_PLAN
-from deepthin.profiles.probe_shapes import ProbeModel, random_shape
 from deepthin.profiles.profile import Profile
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 DOCUMENT, FIGURE = ROOT / "docs" / "prediction.md", ROOT / "docs" / "prediction.svg"
 SAMPLE = ROOT / "tests" / "profiles" / "latency" / "sample.json"
-SCHEMA = "deepthin/prediction-benchmark/1"
-SEED = 7_2026
-NUM_HELD_OUT, NUM_REPEATED = 64, 20
-PARAMS, LAYERS = (5e6, 6e8), (2, 80)
-CONTEXTS, PROMPTS = (0, 64, 256, 1024, 2048, 4096), (32, 64, 128, 256)
-FORMATS = RUNTIMES[ENGINE].formats
-PEER_PRODUCTS = 2e10  # of the tokens a peer must take in before each round; larger models get shorter contexts
-ENGINE_PRODUCTS = 2e11  # our decoder takes them in once
-PROMPT_PRODUCTS = 1e10
 TARGETS = {ENGINE: (0.023, 0.99), LLAMA_CPP: (0.10, 0.97), ONNXRUNTIME: (0.10, 0.97)}  # median error, Spearman
 TARGET_TTFT = 0.05
-KIT_TESTS = ((32, 0, 0), (32, 0, 512), (0, 128, 0))  # decoded, prompt, cached before; as run.sh asks llama-bench
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -97,189 +78,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def held_out() -> list[dict[str, Any]]:
-    """The held-out models: shape, a format for each runtime, context and prompt; always the same ones, none of them a probe."""
-    generator = np.random.Generator(np.random.PCG64(SEED))
-    found = []
-    for index in range(NUM_HELD_OUT):
-        shape = random_shape(generator, PARAMS, LAYERS)
-        quants = {name: runtime.formats[index % len(runtime.formats)] for name, runtime in RUNTIMES.items()}
-        found.append(
-            {
-                "shape": shape,
-                "quants": quants,
-                "context": int(generator.choice(CONTEXTS)),
-                "prompt": int(generator.choice(PROMPTS)),
-            }
-        )
-    return found
-
-
-def probe_model(item: Mapping[str, Any], runtime: str) -> ProbeModel:
-    """What is timed of a held-out model on ``runtime``: an empty cache, its context, its prompt, within reason."""
-    shape = item["shape"]
-    params = count_params(shape).total
-    limit = ENGINE_PRODUCTS if runtime == ENGINE else PEER_PRODUCTS
-    context = min(item["context"], int(limit / params))
-    prompt = min(item["prompt"], max(8, int(PROMPT_PRODUCTS / params)))
-    return ProbeModel(shape, item["quants"][runtime], tuple(dict.fromkeys((0, context))), (prompt,))
-
-
-# measuring
-
-
-def measure(path: Path, machine: Mapping[str, Any], budget_s: float, profile_s: float) -> None:
-    """Measure what is not in ``path`` yet, until the time is up."""
-    from deepthin.cli.bench import write_onnx_for_timing
-    from deepthin.export.gguf_writer import write_gguf
-    from deepthin.profiles.host import host_bench
-
-    writers = {LLAMA_CPP: write_gguf, ONNXRUNTIME: write_onnx_for_timing}
-    with host_bench(machine, tuple(RUNTIMES), writers) as bench:
-        start = time.perf_counter()
-        lines = [line for line in read_lines(path) if line["engine"] == bench.engine_digest] if path.exists() else []
-        done = {line["key"] for line in lines}
-        jobs = _jobs(bench, profile_s)
-        for key, job in jobs:
-            if key in done:
-                continue
-            if time.perf_counter() - start > budget_s:
-                print("time is up; run again to continue", file=sys.stderr)
-                return
-            print(f"[{time.perf_counter() - start:4.0f} s] {key}", file=sys.stderr)
-            line = {"schema": SCHEMA, "key": key, "engine": bench.engine_digest, "machine": machine_name(machine), **job()}
-            line["created_utc"] = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line, allow_nan=False) + "\n")
-
-
-def _jobs(bench: Any, profile_s: float) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
-    """Everything to measure, in order, by key."""
-    from deepthin.profiles.measuring import measure_profile
-    from deepthin.profiles.probing import time_model
-    from deepthin.profiles.protocol import Rule
-
-    def profile() -> dict[str, Any]:
-        return {"profile": measure_profile(bench, budget_s=profile_s).to_json()}
-
-    def kit(runtime: str) -> dict[str, Any]:
-        return {"rows": kit_rows(bench, runtime)}
-
-    def held(index: int, runtime: str) -> dict[str, Any]:
-        model = probe_model(items[index], runtime)
-        opener = open_decoder if runtime == ENGINE else bench.open_runtimes[runtime]
-        probes, failed = [], ""
-        for threads in bench.threads:
-            try:
-                rule = Rule(rounds=7, budget_s=1.5, patience=3.0, settle_s=0.0 if runtime == ENGINE else 0.02)
-                probes += [probe.to_json() for probe in time_model(runtime, opener, model, threads, rule)]
-            except DeepthinError as error:
-                failed = str(error)
-        return {"probes": probes, "failed": failed}
-
-    items = held_out()
-    yield "profile", profile
-    for runtime in KIT_PLAN:
-        if runtime in bench.open_runtimes:
-            yield f"kit {runtime}", lambda runtime=runtime: kit(runtime)
-    order = np.random.Generator(np.random.PCG64(SEED + 1)).permutation(NUM_HELD_OUT)
-    for turn, count in ((1, NUM_HELD_OUT), (2, NUM_REPEATED)):
-        for index in order[:count].tolist():
-            for runtime in bench.open_runtimes:
-                yield f"held-out {turn} {index} {runtime}", lambda i=index, r=runtime: held(i, r)
-
-
-@lru_cache(maxsize=1)
-def _weights(shape: Shape, quant: str) -> Model:
-    """Random weights, kept for the next thread count."""
-    return random_model(shape, quant=quant)
-
-
-class DecoderTimed:
-    """The ordinary decoder with packed random weights; see ``profiles.probing.Timed``."""
-
-    pids: Sequence[int] = ()
-    contexts_apart = False
-
-    def __init__(self, model: ProbeModel, threads: int) -> None:
-        from deepthin.profiles.whole_model import WholeModel
-
-        weights = _weights(model.shape, model.quant)
-        self._whole = WholeModel(model.shape, model.quant, threads, model.room, "f16", model=weights)
-
-    def decode(self, context: int) -> tuple[Callable[[], Mapping[str, float]], int]:
-        """Steps at one position."""
-        first = float(self._whole.run(3, position=context).total_s.min())
-        steps = int(min(max(0.05 / first, 4), 64))
-        return lambda: {"seconds": float(np.median(self._whole.run(steps, position=context).total_s))}, context
-
-    def prompt(self, tokens: int) -> Callable[[], Mapping[str, float]]:
-        """A prompt from the first position on."""
-        return lambda: {"seconds": self._whole.prompt(tokens)}
-
-    def close(self) -> None:
-        """Stop the threads."""
-        self._whole.close()
-
-
-def open_decoder(model: ProbeModel, threads: int) -> DecoderTimed:
-    """The truth for our own engine."""
-    return DecoderTimed(model, threads)
-
-
-def kit_rows(bench: Any, runtime: str) -> list[dict[str, Any]]:
-    """What run.sh would bring back from this machine, in llama-bench's words, for one runtime."""
-    rows = []
-    for model in KIT_PLAN[runtime]:
-        asked = ProbeModel(model.shape, model.quant, (512,), (128,))
-        for threads in bench.threads:
-            timed = bench.open_runtimes[runtime](asked, threads)
-            try:
-                for gen, prompt, depth in KIT_TESTS:
-                    samples = [timed.row_seconds(gen, prompt, depth) for _ in range(6)][1:]
-                    rows.append(_kit_row(bench, runtime, model, threads, gen, prompt, depth, samples))
-            finally:
-                timed.close()
-    return rows
-
-
-def _kit_row(
-    bench: Any, runtime: str, model: ProbeModel, threads: int, gen: int, prompt: int, depth: int, samples: Sequence[float]
-) -> dict[str, Any]:
-    return {
-        "build_commit": f"{runtime} {bench.versions(runtime)}",
-        "build_number": 0,
-        "cpu_info": str(bench.machine.get("cpu_model", "")),
-        "backends": "CPU",
-        "model_filename": probe_name(model.shape, model.quant, SUFFIXES[runtime]),
-        "model_type": "probe",
-        "model_size": 0,
-        "model_n_params": 0,
-        "n_threads": threads,
-        "n_prompt": prompt,
-        "n_gen": gen,
-        "n_depth": depth,
-        "samples_ns": [round(1e9 * seconds) for seconds in samples],
-    }
-
-
-# judging
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The stored lines.
-
-    Raises:
-        FormatError: there are none.
-    """
-    if not path.is_file():
-        raise FormatError(f"{path}: nothing was measured yet; run without --report first")
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    newest = lines[-1]["engine"]
-    return [line for line in lines if line["engine"] == newest]
-
-
 def profile_of(lines: Sequence[Mapping[str, Any]]) -> Profile:
     """The stored profile, its models fitted anew by this version of the code.
 
@@ -287,7 +85,7 @@ def profile_of(lines: Sequence[Mapping[str, Any]]) -> Profile:
         FormatError: there is none yet.
     """
     for line in lines:
-        if line["key"] == "profile":
+        if line["key"] == PROFILE:
             document = line["profile"]
             curve = BandwidthCurve.from_json(document["bandwidth"])
             probes = [Probe.from_json(probe) for probe in document["probes"]]
@@ -325,10 +123,8 @@ def comparisons(profile: Profile, held: Sequence[Probe]) -> list[Comparison]:
 
 def foreign_profile(lines: Sequence[Mapping[str, Any]], runtime: str) -> Profile | None:
     """The kit's rows of ``runtime`` as the profile of a device that is not here."""
-    for line in lines:
-        if line["key"] == f"kit {runtime}":
-            return import_profile(parse_rows(json.dumps(line["rows"]), "kit"), "foreign")
-    return None
+    rows = [row for line in lines if line["key"].startswith(f"kit {runtime} ") for row in line["rows"]]
+    return import_profile(parse_rows(json.dumps(rows), "kit"), "foreign") if rows else None
 
 
 def report(lines: Sequence[Mapping[str, Any]]) -> str:

@@ -318,7 +318,8 @@ class _Run:
         if test.is_decode:
             subjects[_CEILING] = self._ceiling
         pids = [one.pid for one in self.contestants.values() if one.pid is not None]
-        session = measure(subjects, self._rule, gates=("seconds",), instruments=Instruments.with_peers(pids), progress=self.say)
+        tools = Instruments.real(pids, self.threads)
+        session = measure(subjects, self._rule, gates=("seconds",), instruments=tools, progress=self.say)
         self.document["sessions"].append({"test": test.name, "threads": self.threads, **session.state_json()})
         if test.is_decode:
             bandwidth = session.measured(_CEILING, "bytes_per_s", "bytes/s").to_json()

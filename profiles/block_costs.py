@@ -108,7 +108,7 @@ class BlockCosts:
         self._here["kv_format"] = self.kv_format
         self._make_timer = make_timer or functools.partial(_synthetic_decoder, kv_format=self.kv_format)
         self._make_whole = make_whole or functools.partial(_whole_model, kv_format=self.kv_format)
-        self._instruments = instruments or Instruments()
+        self._instruments = instruments or Instruments.real(threads=threads)
         self._say = progress or (lambda _: None)
 
     def measure(self, shape: Shape, quant: str) -> TokenCost:

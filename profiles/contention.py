@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,8 +21,12 @@ MAX_OTHER_SHARE = 0.04  # CPU seconds of other processes per second and CPU
 MAX_STEAL_SHARE = 0.01  # stolen seconds per second and CPU
 MAX_SWITCHES_PER_S = 30.0  # kernel housekeeping alone stays in single digits; a shared core gives hundreds
 MAX_SLOWED = 1.2  # sentinel against its fastest; the core's other hyperthread at work gave 1.5 to 1.6 on a Zen 3 guest
-SLOW_CORE = "slow-core"
-CONTENTION_FLAGS = frozenset({"other-processes", "steal", "preempted", SLOW_CORE})
+MAX_MOVED = 1.6  # barrier against the reference, either way; the two placements seen on a Zen 5 guest are 3.8 apart
+MIN_MEMORY = 0.85  # of the usual read rate; dips to 0.75 for half a second to two were seen on a Zen 5 guest
+SLOW_CORE, SLOW_MEMORY, MOVED_CORES = "slow-core", "slow-memory", "moved-cores"
+FROM_OUTSIDE = frozenset({SLOW_CORE, MOVED_CORES})  # by the host of a virtual machine, for seconds or minutes
+CONTENTION_FLAGS = frozenset({"other-processes", "steal", "preempted", SLOW_MEMORY}) | FROM_OUTSIDE
+_MEMORY_BYTES = 128 << 20
 _TICKS_OF_SLACK = 3  # /proc counts in ticks, and each end of an interval can be off by one
 
 
@@ -113,6 +118,73 @@ class Sentinel:
             best = min(best, time.perf_counter() - start)
         Sentinel.fastest_s = min(Sentinel.fastest_s, best)
         return best
+
+
+class BarrierSentinel:
+    """How far apart the cores are that our threads run on, as the seconds of one barrier among them; None for one thread.
+
+    The host of a virtual machine moves its CPUs about. Two that share a last-level cache meet in 75 ns, two that do not in
+    280 ns (seen on a Zen 5 guest, for seconds to minutes each); the second have twice the cache and the bandwidth, so that a
+    model of 42 MB decodes 1.5 times faster and one of many small layers two times slower. Nothing else tells. Takes some 2 ms.
+
+    Attributes:
+        reference_s: threads -> the placement that measurements of this process belong to; the first seen, unless it was set.
+    """
+
+    reference_s: ClassVar[dict[int, float]] = {}
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+
+    def __call__(self) -> float | None:
+        """Seconds; None for one thread, and for more threads than equal cores, which share them anyhow."""
+        from deepthin.engine.bandwidth import barrier_seconds  # loads the kernels
+        from deepthin.engine.cores import usable_cores
+
+        if self._threads < 2 or self._threads > usable_cores().most:
+            return None
+        seconds = float(barrier_seconds(self._threads, 3).min())
+        self.reference_s.setdefault(self._threads, seconds)
+        return seconds
+
+    def reference(self) -> float | None:
+        """The reference of this thread count; None before the first call."""
+        return self.reference_s.get(self._threads)
+
+
+class MemorySentinel:
+    """Bytes per second that one thread reads from 128 MiB of its own, which on a shared host others slow down now and then.
+
+    Takes some 3 ms, and leaves the caches cold.
+
+    Attributes:
+        seen: what was read in this process, the last ones.
+    """
+
+    seen: ClassVar[deque[float]] = deque(maxlen=201)
+    _reader: ClassVar[Any] = None
+
+    def __call__(self) -> float:
+        """Bytes per second."""
+        if self._reader is None:
+            from deepthin.engine.bandwidth import Reader  # loads the kernels
+
+            MemorySentinel._reader = Reader(1, _MEMORY_BYTES)
+            self._reader.rates(1)
+        rate = float(self._reader.rates(1, dropped=0)[0])
+        self.seen.append(rate)
+        return rate
+
+    def usual(self) -> float:
+        """The median of what was seen; 0 for nothing."""
+        return float(np.median(self.seen)) if self.seen else 0.0
+
+
+def has_moved(barrier_s: float | None, reference_s: float | None) -> bool:
+    """Whether two barriers were met on cores of other distances; never where one is unknown."""
+    if not barrier_s or not reference_s:
+        return False
+    return max(barrier_s / reference_s, reference_s / barrier_s) > MAX_MOVED
 
 
 def _difference(before: float | None, after: float | None) -> float | None:

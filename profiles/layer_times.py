@@ -101,7 +101,8 @@ def layer_times(
     subjects |= {name: subject(products, depth) for name, products in groups.items()}
     if depth:
         subjects[_NO_CACHE] = subject((), 0)
-    session = measure(subjects, rule, gates=("0",), instruments=instruments, progress=progress)
+    tools = instruments or Instruments.real(threads=threads)
+    session = measure(subjects, rule, gates=("0",), instruments=tools, progress=progress)
     sizes = {name: one.num_bytes for name, one in packed_tensors(model).items()}
     return {
         "threads": threads,

@@ -5,6 +5,10 @@ runtime's models in order of importance until its share of the time is used, the
 repeats tells how far this machine drifts within minutes), and last the sustained speed and the scan for alignment cliffs.
 Everything goes through the measuring protocol; what was taken while others used the machine is flagged, and a profile with
 many such probes is flagged as a whole.
+
+A virtual machine's CPUs may move to cores of another distance meanwhile, and times of several threads then belong to another
+machine, so to say. While they are away, one thread is timed instead, or waited for; at the end the placement that most probes
+of a runtime were taken in is the one its model is for, and the others are flagged.
 """
 
 from __future__ import annotations
@@ -12,15 +16,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from deepthin.engine.accounting import bytes_read_per_token
 from deepthin.engine.errors import DeepthinError, PeerMissingError, UsageError
 from deepthin.engine.shape import Shape
-from deepthin.profiles.contention import CONTENTION_FLAGS
+from deepthin.profiles.contention import CONTENTION_FLAGS, MOVED_CORES, has_moved
 from deepthin.profiles.findings import cliffs, slow_kernels
 from deepthin.profiles.latency.curve import BandwidthCurve, BandwidthPoint
 from deepthin.profiles.latency.model import LatencyModel, fit_model
@@ -40,7 +44,7 @@ DEFAULT_BUDGET_S = 170.0
 MIN_BUDGET_S = 10.0
 DISTURBED_SHARE = 0.1  # of probes taken while others used the machine, from which the whole profile is flagged
 UNSTEADY = 0.1  # relative change within minutes, in the median, from which a profile is flagged
-BANDWIDTH_MIB = (0.125, 0.25, 0.5, 1, 2, 4, 8, 12, 16, 24, 32, 64, 128, 256)
+BANDWIDTH_MIB = (0.125, 0.25, 0.5, 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512)
 REFERENCE = Shape.parse("L=12,d=512,heads=8,kv=4,ff=1536,vocab=8192,tied")  # for noise, sustained speed and repeats
 CLIFF_WIDTHS = (448, 480, 512, 544, 576, 608, 640, 672, 704, 736, 768)
 CLIFF_QUANTS = ("q4_0", "q8_0")
@@ -49,6 +53,7 @@ _REPEATS = 6
 _SESSION_S = 0.45  # of one model at one thread count
 _ROUNDS = 5
 _AA_ROUNDS = 15
+_AWAY_S = 0.25  # between looks whether cores are back
 
 
 class ReadBandwidth(Protocol):
@@ -70,7 +75,7 @@ class Bench:
         plans: runtime -> models in order of importance.
         read_bandwidth: measures the memory.
         versions: asked once a runtime was timed.
-        instruments: of the protocol, given the processes that are ours.
+        instruments: of the protocol, given the processes that are ours and the number of threads.
         clock: monotonic seconds.
     """
 
@@ -81,7 +86,7 @@ class Bench:
     plans: Mapping[str, Sequence[ProbeModel]]
     read_bandwidth: ReadBandwidth
     versions: Callable[[str], str]
-    instruments: Callable[[Sequence[int]], Instruments] = Instruments.with_peers
+    instruments: Callable[[Sequence[int], int], Instruments] = Instruments.real
     clock: Callable[[], float] = time.perf_counter
 
 
@@ -91,7 +96,7 @@ class _Taken:
 
     probes: list[Probe] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    samples: list[dict[str, Any]] = field(default_factory=list)
+    samples: list[dict[str, Any]] = field(default_factory=list)  # of bandwidth, in order
     findings: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -120,12 +125,16 @@ def measure_profile(
     say("noise floor: one model against itself", None, None)
     noise = _noise_floor(bench, ends["noise"] - start)
     say("read bandwidth by working set", None, None)
-    curve = _bandwidth(bench, taken, ends["bandwidth"])
+    _bandwidth(bench, taken, ends["bandwidth"])
     for runtime in bench.open_runtimes:
         _time_runtime(bench, runtime, taken, ends[runtime], say)
     if not taken.probes:
         raise DeepthinError(f"profile: no runtime could be timed; {'; '.join(taken.notes) or 'none was asked for'}")
     noise |= _repeats(bench, taken, ends["repeats"], say)
+    taken.probes, placements = marked_by_placement(taken.probes)
+    noise["placements"] = [{"runtime": name, "threads": n, "barrier_s": value} for (name, n), value in placements.items()]
+    first = taken.probes[0].runtime
+    curve = _curve(bench, taken, {threads: placements.get((first, threads)) for threads in bench.threads})
     lasting = None
     if ENGINE in bench.open_runtimes:
         say("sustained speed", None, None)
@@ -192,64 +201,120 @@ def _stage_ends(start: float, budget_s: float, peers: Sequence[str]) -> dict[str
 
 
 def _noise_floor(bench: Bench, seconds: float) -> dict[str, Any]:
-    """One model opened twice and timed as two subjects; their ratio should be 1, and its interval is the floor."""
+    """One model timed as two subjects; their ratio should be 1, and its interval is the floor.
+
+    Opened once: two that are opened lie differently against the caches, and really differ by a percent.
+    """
     runtime = next(iter(bench.open_runtimes))
     threads = max(bench.threads)
-    with ExitStack() as stack:
-        opened = []
-        for _ in range(2):
-            try:
-                timed = bench.open_runtimes[runtime](ProbeModel(REFERENCE, "q8_0"), threads)
-            except DeepthinError:  # said again, with its reason, when its models are timed
-                return {}
-            stack.callback(timed.close)
-            opened.append(timed)
-        subjects = {name: timed.decode(0)[0] for name, timed in zip("ab", opened, strict=True)}
-        pids = [pid for timed in opened for pid in timed.pids]
-        session = measure(subjects, Rule(rounds=_AA_ROUNDS, budget_s=seconds), instruments=bench.instruments(pids))
+    try:
+        opened = bench.open_runtimes[runtime](ProbeModel(REFERENCE, "q8_0"), threads)
+    except DeepthinError:  # said again, with its reason, when its models are timed
+        return {}
+    with closing(opened) as timed:
+        subject, _ = timed.decode(0)
+        rule = Rule(rounds=_AA_ROUNDS, budget_s=seconds)
+        session = measure({"a": subject, "b": subject}, rule, instruments=bench.instruments(timed.pids, threads))
     if session.failures:
         return {}
     return {"aa": session.speed_ratio("a", "b", "seconds").to_json(), "aa_flags": list(session.flags)}
 
 
-def _bandwidth(bench: Bench, taken: _Taken, end: float) -> BandwidthCurve:
+def _bandwidth(bench: Bench, taken: _Taken, end: float) -> None:
     """Every size at every thread count, up to three times over, so that a disturbance does not bend the curve."""
-    rates: dict[tuple[int, int], list[float]] = {}
     for turn in range(3):
         for threads in bench.threads:
-            for mib in BANDWIDTH_MIB:
-                if turn and bench.clock() > end:
-                    continue
-                size = int(mib * (1 << 20))
-                repetitions = 9 if mib <= 4 else 3
-                rates.setdefault((threads, size), []).extend(float(r) for r in bench.read_bandwidth(threads, size, repetitions))
-    taken.samples += [
-        {"threads": threads, "num_bytes": size, "bytes_per_s": values} for (threads, size), values in rates.items()
-    ]
-    return BandwidthCurve(tuple(BandwidthPoint(t, size, median(values)) for (t, size), values in rates.items()))
+            if not turn or bench.clock() < end:
+                _read_all_sizes(bench, taken, threads)
+
+
+def _read_all_sizes(bench: Bench, taken: _Taken, threads: int) -> None:
+    barrier_s = bench.instruments((), threads).barrier()
+    for mib in BANDWIDTH_MIB:
+        size = int(mib * (1 << 20))
+        rates = [float(rate) for rate in bench.read_bandwidth(threads, size, 9 if mib <= 4 else 3)]
+        taken.samples.append({"threads": threads, "num_bytes": size, "bytes_per_s": rates, "barrier_s": barrier_s})
+
+
+def _curve(bench: Bench, taken: _Taken, placements: Mapping[int, float | None]) -> BandwidthCurve:
+    """Medians of the rates read in the first runtime's placement, which is tried once more where there are none; or of all."""
+    points = []
+    for threads, place in placements.items():
+        if all(_is_elsewhere(one, threads, place) for one in taken.samples):
+            _read_all_sizes(bench, taken, threads)
+        mine = [one for one in taken.samples if one["threads"] == threads]
+        kept = [one for one in mine if not _is_elsewhere(one, threads, place)] or mine
+        for size in dict.fromkeys(int(one["num_bytes"]) for one in kept):
+            rates = [rate for one in kept if one["num_bytes"] == size for rate in one["bytes_per_s"]]
+            points.append(BandwidthPoint(threads, size, median(rates)))
+    return BandwidthCurve(tuple(points))
+
+
+def _is_elsewhere(sample: Mapping[str, Any], threads: int, barrier_s: float | None) -> bool:
+    return sample["threads"] != threads or has_moved(sample["barrier_s"], barrier_s)
+
+
+def marked_by_placement(probes: Sequence[Probe]) -> tuple[list[Probe], dict[tuple[str, int], float]]:
+    """Probes flagged ``moved-cores`` where their cores were not as far apart as for most of their runtime and thread count.
+
+    Returns:
+        the probes, and (runtime, threads) -> seconds of a barrier in the placement of most, where there are barriers.
+    """
+    placements: dict[tuple[str, int], float] = {}
+    for key in dict.fromkeys((probe.runtime, probe.threads) for probe in probes):
+        known = [probe.barrier_s for probe in probes if (probe.runtime, probe.threads) == key and probe.barrier_s]
+        if known:
+            usual = max(known, key=lambda one: sum(not has_moved(one, other) for other in known))
+            placements[key] = median([one for one in known if not has_moved(one, usual)])
+    marked = []
+    for probe in probes:
+        flags = [flag for flag in probe.flags if flag != MOVED_CORES]
+        if has_moved(probe.barrier_s, placements.get((probe.runtime, probe.threads))):
+            flags.append(MOVED_CORES)
+        marked.append(replace(probe, flags=tuple(flags)))
+    return marked, placements
 
 
 def _time_runtime(
     bench: Bench, runtime: str, taken: _Taken, end: float, say: Callable[[str, int | None, int | None], None]
 ) -> None:
-    """The models of a runtime until ``end``; one that would probably end later, as long as the longest so far, is left out."""
+    """The models of a runtime until ``end``; what would probably end later, as long as the longest so far, is left out."""
     plan = bench.plans[runtime]
-    longest = 0.0
-    for done, model in enumerate(plan):
+    jobs = [(model, threads) for model in plan for threads in bench.threads]
+    total, longest = len(jobs), 0.0
+    while jobs:
         begin = bench.clock()
-        if done and begin + longest > end:
-            taken.notes.append(f"{runtime}: {len(plan) - done} of {len(plan)} models were left out for lack of time")
+        if len(jobs) < total and begin + longest > end:
+            taken.notes.append(f"{runtime}: {len(jobs)} of {total} timings were left out for lack of time")
             return
-        say(f"{runtime}: {model.shape.text} {model.quant}", done + 1, len(plan))
+        model, threads = jobs.pop(_next_job(bench, [threads for _, threads in jobs], end - longest * len(jobs)))
+        say(f"{runtime}, {threads} threads: {model.shape.text} {model.quant}", total - len(jobs), total)
         try:
-            for threads in bench.threads:
-                taken.probes += _session(bench, runtime, model, threads)
+            taken.probes += _session(bench, runtime, model, threads)
         except PeerMissingError as error:
             taken.notes.append(f"{runtime}: skipped, {error}")
             return
         except DeepthinError as error:
             taken.notes.append(f"{runtime}: {model.shape.text} {model.quant}: {error}")
+            jobs = [job for job in jobs if job[0] is not model]
         longest = max(longest, bench.clock() - begin)
+
+
+def _next_job(bench: Bench, threads: Sequence[int], until: float) -> int:
+    """The first job whose cores are where they were at first; waits for them ``until`` then, and takes what comes first."""
+    while True:
+        away = {count for count in set(threads) if _is_away(bench, count)}
+        found = next((at for at, count in enumerate(threads) if count not in away), None)
+        if found is not None:
+            return found
+        if bench.clock() >= until:
+            return 0
+        bench.instruments((), 1).sleep(_AWAY_S)
+
+
+def _is_away(bench: Bench, threads: int) -> bool:
+    tools = bench.instruments((), threads)
+    return has_moved(tools.barrier(), tools.reference_barrier())
 
 
 def _session(bench: Bench, runtime: str, model: ProbeModel, threads: int) -> list[Probe]:
@@ -262,7 +327,7 @@ def _repeats(bench: Bench, taken: _Taken, end: float, say: Callable[[str, int | 
     runtime = taken.probes[0].runtime
     say(f"{runtime}: some models once more", None, None)
     threads = max(bench.threads)
-    before = {(p.work, p.threads): p.seconds.median for p in taken.probes if p.runtime == runtime}
+    before = {p.work: p for p in taken.probes if (p.runtime, p.threads) == (runtime, threads)}
     changes: list[float] = []
     for model in bench.plans[runtime][:_REPEATS]:
         if changes and bench.clock() > end:
@@ -271,7 +336,12 @@ def _repeats(bench: Bench, taken: _Taken, end: float, say: Callable[[str, int | 
             again = _session(bench, runtime, ProbeModel(model.shape, model.quant, model.contexts), threads)
         except DeepthinError:
             continue
-        changes += [math.fabs(p.seconds.median / before[p.work, p.threads] - 1) for p in again if (p.work, p.threads) in before]
+        pairs = [(before[probe.work], probe) for probe in again if probe.work in before]
+        changes += [
+            math.fabs(now.seconds.median / then.seconds.median - 1)
+            for then, now in pairs
+            if not has_moved(then.barrier_s, now.barrier_s)
+        ]
     return {"repeat": {"median": median(changes), "max": max(changes), "n": len(changes)}} if changes else {}
 
 

@@ -23,7 +23,7 @@ _LAYERS = ((24, 80), (2, 12), (2, 8), (12, 40), (16, 64))
 _CONTEXTS = (2048, 512, 4096, 256, 1024)
 _PROMPT_PRODUCTS = 1.5e9  # of a prompt, so that it takes some 50 ms in one thread
 _PROMPT = (32, 256)  # tokens at least and at most
-_PROMPT_TURNS = (0, 2, 3)  # and half of the larger ones of turn 1; the largest would take seconds
+_PROMPT_TURNS = (0, 1, 2, 3)  # and half of the largest, for time
 _MAX_MODEL_BYTES = 700_000_000
 
 # shape, format, contexts, prompts; weights 1 to 90 MB
@@ -31,7 +31,7 @@ _PEER = (
     ("L=24,d=384,heads=6,kv=2,ff=1024,vocab=16384,tied", "q4_0", (0, 512), (48,)),
     ("L=4,d=256,heads=4,kv=2,ff=768,vocab=4096,tied", "q4_0", (0, 1024), (64, 256)),
     ("L=48,d=128,heads=4,kv=2,ff=384,vocab=2048,tied", "q8_0", (0, 1024), (48, 160)),
-    ("L=6,d=1024,heads=16,kv=4,ff=2816,vocab=32000,tied", "q4_0", (0,), (32,)),
+    ("L=6,d=1024,heads=8,kv=2,ff=2816,vocab=32000,tied", "q4_0", (0, 512), (32,)),
     ("L=12,d=640,heads=10,kv=5,ff=1792,vocab=8192,tied", "q8_0", (0, 256), (32,)),
     ("L=8,d=256,heads=8,kv=8,ff=1024,vocab=8192,tied", "{extra}", (0, 512), (96,)),
     ("L=10,d=512,heads=8,kv=4,ff=1536,vocab=16384,tied", "{extra}", (0,), (48,)),
@@ -57,7 +57,7 @@ def engine_plan() -> list[ProbeModel]:
             tokens = round(min(max(_PROMPT_PRODUCTS / count_params(shape).block_matrices, _PROMPT[0]), _PROMPT[1]))
             found.append(
                 ProbeModel(
-                    shape, quant, (0, context), (tokens,) if turn in _PROMPT_TURNS or (turn == 1 and index % 2 == 0) else ()
+                    shape, quant, (0, context), (tokens,) if turn in _PROMPT_TURNS or (turn == 4 and index % 2 == 0) else ()
                 )
             )
     return found

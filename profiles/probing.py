@@ -207,7 +207,7 @@ def time_model(
     threads: int,
     rule: Rule,
     *,
-    make_instruments: Callable[[Sequence[int]], Instruments] = Instruments.with_peers,
+    make_instruments: Callable[[Sequence[int], int], Instruments] = Instruments.real,
 ) -> list[Probe]:
     """Probes of everything ``model`` asks for, timed in interleaved rounds: of one session, or of one more for each context.
 
@@ -227,11 +227,18 @@ def time_model(
         found: list[Probe] = []
         for group in filter(None, groups):
             subjects = {name: subject for name, (subject, _) in group.items()}
-            session = measure(subjects, rule, instruments=make_instruments(timed.pids))
+            session = measure(subjects, rule, instruments=make_instruments(timed.pids, threads))
             for why in session.failures.values():
                 raise DeepthinError(why)
             found += [
-                Probe(runtime, threads, work, session.measured(name, "seconds"), session.flags_of(name, "seconds"))
+                Probe(
+                    runtime,
+                    threads,
+                    work,
+                    session.measured(name, "seconds"),
+                    session.flags_of(name, "seconds"),
+                    session.barrier_s,
+                )
                 for name, (_, work) in group.items()
             ]
     return found

@@ -15,11 +15,18 @@ from typing import Any, TypeAlias
 
 from deepthin.engine.errors import PeerError, UsageError
 from deepthin.profiles.contention import (
+    FROM_OUTSIDE,
     MAX_SLOWED,
+    MIN_MEMORY,
+    MOVED_CORES,
     SLOW_CORE,
+    SLOW_MEMORY,
+    BarrierSentinel,
     Counters,
+    MemorySentinel,
     Sentinel,
     contention_flags,
+    has_moved,
     load_average,
     read_counters,
 )
@@ -41,8 +48,8 @@ class Rule:
     Attributes:
         rounds: rounds of one batch; the first batch is always finished.
         budget_s: seconds for warm-up and all batches together.
-        patience: how many budgets to wait for an undisturbed batch while there is none; a core slowed from outside is waited
-            for within one, since on a shared host that may never end.
+        patience: how many budgets to wait for an undisturbed batch while there is none; cores slowed or moved from outside are
+            waited for within one, since on a shared host that may never end.
         settle_s: idle seconds before each call, so that the threads of the one before have parked.
     """
 
@@ -70,6 +77,11 @@ class Instruments:
         counters: running totals of who used the machine.
         sentinel: seconds of a fixed workload, timed after each round.
         fastest_sentinel: the fastest of it so far, from which a slowed core is told.
+        barrier: seconds of a barrier among as many threads as the subjects have, asked before and after each batch; None for
+            one thread.
+        reference_barrier: what it should be, from which moved cores are told.
+        memory: bytes per second read from memory, asked before and after each batch; None where it is not read.
+        usual_memory: what it usually is, from which slowed memory is told.
     """
 
     clock: Callable[[], float] = time.perf_counter
@@ -77,11 +89,22 @@ class Instruments:
     counters: Callable[[], Counters] = read_counters
     sentinel: Callable[[], float] = field(default_factory=Sentinel)
     fastest_sentinel: Callable[[], float] = lambda: Sentinel.fastest_s
+    barrier: Callable[[], float | None] = lambda: None
+    reference_barrier: Callable[[], float | None] = lambda: None
+    memory: Callable[[], float | None] = lambda: None
+    usual_memory: Callable[[], float] = lambda: 0.0
 
     @classmethod
-    def with_peers(cls, pids: Sequence[int]) -> Instruments:
-        """The real ones; the CPU time of processes ``pids`` counts as ours."""
-        return cls(counters=lambda: read_counters(pids))
+    def real(cls, pids: Sequence[int] = (), threads: int = 1) -> Instruments:
+        """The real ones, for subjects with ``threads`` threads; the CPU time of processes ``pids`` counts as ours."""
+        barrier, memory = BarrierSentinel(threads), MemorySentinel()
+        return cls(
+            counters=lambda: read_counters(pids),
+            barrier=barrier,
+            reference_barrier=barrier.reference,
+            memory=memory,
+            usual_memory=memory.usual,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +114,11 @@ class Session:
     Attributes:
         samples: subject -> reading -> one value per kept round.
         sentinel_s: sentinel seconds of each kept round.
+        barrier_s: median seconds of a barrier among the threads; None for one thread.
         flags: what speaks against all of it: ``other-processes``, ``steal``, ``preempted``, ``slow-core`` (the sentinel took
-            1.2 times its fastest in most rounds of a batch), ``sentinel-drift``, ``unstable-warm-up``. Empty when clean.
+            1.2 times its fastest in most rounds of a batch), ``slow-memory`` (reads took 1.2 times as long as usual),
+            ``moved-cores`` (the threads' cores are not as far apart as before), ``sentinel-drift``, ``unstable-warm-up``.
+            Empty when clean.
         failures: peers that died, with their one line; they have no samples.
         rounds: rounds kept.
         discarded_rounds: rounds set aside because others used the machine meanwhile.
@@ -103,6 +129,7 @@ class Session:
 
     samples: Mapping[str, Mapping[str, tuple[float, ...]]]
     sentinel_s: tuple[float, ...]
+    barrier_s: float | None
     flags: tuple[str, ...]
     failures: Mapping[str, str]
     rounds: int
@@ -137,6 +164,7 @@ class Session:
             "load_before": None if self.load_before is None else list(self.load_before),
             "load_after": None if self.load_after is None else list(self.load_after),
             "sentinel_s": list(self.sentinel_s),
+            "barrier_s": self.barrier_s,
         }
 
 
@@ -144,6 +172,7 @@ class Session:
 class _Batch:
     rounds: list[dict[str, Mapping[str, float]]]
     sentinel_s: list[float]
+    barrier_s: tuple[float, ...]
     contention: tuple[str, ...]
     wall_s: float
 
@@ -182,7 +211,7 @@ def measure(
         say(f"batch {len(batches) + 1} of {rule.rounds} rounds")
         batches.append(_run_batch(alive, failures, rule, tools))
         kept = _kept(batches)
-        budgets = rule.patience if any(set(batch.contention) - {SLOW_CORE} for batch in kept) else 1.0
+        budgets = rule.patience if any(set(batch.contention) - FROM_OUTSIDE for batch in kept) else 1.0
         left = budgets * rule.budget_s - (tools.clock() - start)
         if left < batches[-1].wall_s or not _wants_more(kept, alive, gates):
             break
@@ -194,9 +223,11 @@ def measure(
     if not steady:
         flags.add("unstable-warm-up")
     rounds = [one for batch in kept for one in batch.rounds]
+    barriers = [one for batch in kept for one in batch.barrier_s]
     return Session(
         samples={name: _by_reading([one[name] for one in rounds]) for name in alive},
         sentinel_s=sentinel_s,
+        barrier_s=median(barriers) if barriers else None,
         flags=tuple(sorted(flags)),
         failures=failures,
         rounds=len(rounds),
@@ -242,6 +273,7 @@ def _is_stable(seconds: Sequence[float]) -> bool:
 
 def _run_batch(alive: dict[str, Subject], failures: dict[str, str], rule: Rule, tools: Instruments) -> _Batch:
     """``rule.rounds`` rounds of all living subjects; one that dies is missing from then on."""
+    first, memory = _outside(rule, tools)
     begin, before = tools.clock(), tools.counters()
     rounds: list[dict[str, Mapping[str, float]]] = []
     sentinel_s: list[float] = []
@@ -260,7 +292,20 @@ def _run_batch(alive: dict[str, Subject], failures: dict[str, str], rule: Rule, 
     flags = contention_flags(before, tools.counters())
     if sentinel_s and median(sentinel_s) > MAX_SLOWED * tools.fastest_sentinel():
         flags = (*flags, SLOW_CORE)
-    return _Batch(rounds, sentinel_s, flags, tools.clock() - begin)
+    last, memory_after = _outside(rule, tools)
+    if any(rate is not None and rate < MIN_MEMORY * tools.usual_memory() for rate in (memory, memory_after)):
+        flags = (*flags, SLOW_MEMORY)
+    barriers = tuple(one for one in (first, last) if one is not None)
+    if any(has_moved(one, tools.reference_barrier()) for one in barriers):
+        flags = (*flags, MOVED_CORES)
+    return _Batch(rounds, sentinel_s, barriers, flags, tools.clock() - begin)
+
+
+def _outside(rule: Rule, tools: Instruments) -> tuple[float | None, float | None]:
+    """Barrier and memory, asked when the threads of the last call have parked."""
+    if rule.settle_s:
+        tools.sleep(rule.settle_s)
+    return tools.barrier(), tools.memory()
 
 
 def _call(name: str, alive: dict[str, Subject], failures: dict[str, str]) -> Mapping[str, float] | None:

@@ -241,8 +241,8 @@ def _time_from_json(document: Any) -> Measured | Predicted:
     return Predicted.from_json(document) if is_predicted else Measured.from_json(document)
 
 
-def exact_keys(document: Any, what: str, keys: tuple[str, ...]) -> Mapping[str, Any]:
-    """``document`` if it is an object with exactly ``keys``.
+def exact_keys(document: Any, what: str, keys: tuple[str, ...], optional: tuple[str, ...] = ()) -> Mapping[str, Any]:
+    """``document`` if it is an object with exactly ``keys``, and perhaps some of ``optional``.
 
     Raises:
         FormatError: it is no object, lacks a key, or has one more.
@@ -250,7 +250,7 @@ def exact_keys(document: Any, what: str, keys: tuple[str, ...]) -> Mapping[str, 
     if not isinstance(document, Mapping):
         raise FormatError(f"{what}: found {type(document).__name__}, but a JSON object with {', '.join(keys)} is needed")
     missing = [key for key in keys if key not in document]
-    extra = sorted(str(key) for key in set(document) - set(keys))
+    extra = sorted(str(key) for key in set(document) - {*keys, *optional})
     if missing or extra:
         problem = f"key {missing[0]!r} is missing" if missing else f"key {extra[0]!r} is unknown"
         raise FormatError(f"{what}: {problem}; the keys are {', '.join(keys)}")

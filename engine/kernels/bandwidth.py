@@ -1,4 +1,4 @@
-"""Reading memory and nothing else: the ceiling a decode speed is printed beside."""
+"""Reading memory and nothing else, and meeting other threads and nothing else: the floors a decode speed is printed beside."""
 
 from __future__ import annotations
 
@@ -34,5 +34,16 @@ def read_all(tid, num_threads, ctl, words, spin, sums, cycles):
         a7 = add(a7, load_f32(words, i + 3 * quarter + W))
     sums[tid] = reduce_add(add(add(add(a0, a1), add(a2, a3)), add(add(a4, a5), add(a6, a7))))
     barrier(ctl, tid, num_threads, spin)
+    if tid == 0:
+        cycles[0] = read_cycles() - began
+
+
+@kernel
+def meet_often(tid, num_threads, ctl, times, spin, cycles):
+    """Meet the other threads ``times`` times; thread 0 leaves the cycles that took in ``cycles[0]``."""
+    barrier(ctl, tid, num_threads, spin)
+    began = read_cycles()
+    for _ in range(times):
+        barrier(ctl, tid, num_threads, spin)
     if tid == 0:
         cycles[0] = read_cycles() - began

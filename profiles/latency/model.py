@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from deepthin.engine.errors import FormatError, UsageError
-from deepthin.profiles.contention import CONTENTION_FLAGS
+from deepthin.profiles.contention import CONTENTION_FLAGS, MOVED_CORES
 from deepthin.profiles.latency.curve import BandwidthCurve
 from deepthin.profiles.latency.hull import Hull
 from deepthin.profiles.latency.probe import Probe
@@ -21,6 +21,7 @@ from deepthin.profiles.schema import Predicted, as_float, as_int, as_str, exact_
 
 PREDICTED, PUBLISHED = "predicted", "published"
 MIN_NOISE = 0.005  # relative; a median is never better known than this
+MOVED_NOISE = 0.3  # relative; what a placement of the cores that is not the profile's changes
 DISTURBED_NOISE = 3.0  # how many times noisier a probe counts that was taken while others used the machine
 _INTERVAL_SDS = 2 * 1.96  # a 95 % interval in standard deviations
 
@@ -138,14 +139,7 @@ def fit_model(probes: Sequence[Probe], conditions: Conditions, test: str, *, bas
     """
     mine = [probe for probe in probes if probe.work.test == test]
     _check(mine, conditions.runtime, conditions.threads)
-    observations = [
-        Observation(
-            terms(probe.work, conditions),
-            probe.seconds.median,
-            max(probe.seconds.relative_width / _INTERVAL_SDS, MIN_NOISE) * (DISTURBED_NOISE if is_disturbed(probe) else 1.0),
-        )
-        for probe in mine
-    ]
+    observations = [Observation(terms(probe.work, conditions), probe.seconds.median, _noise(probe)) for probe in mine]
     fitted = fit(observations, priors(conditions, test))
     return LatencyModel(conditions, test, fitted, Hull.of([probe.work for probe in mine]), basis)
 
@@ -153,6 +147,14 @@ def fit_model(probes: Sequence[Probe], conditions: Conditions, test: str, *, bas
 def is_disturbed(probe: Probe) -> bool:
     """Whether others used the machine while it was taken."""
     return not CONTENTION_FLAGS.isdisjoint(probe.flags)
+
+
+def _noise(probe: Probe) -> float:
+    """Relative standard deviation to fit a probe with."""
+    if MOVED_CORES in probe.flags:
+        return MOVED_NOISE
+    noise = max(probe.seconds.relative_width / _INTERVAL_SDS, MIN_NOISE)
+    return noise * DISTURBED_NOISE if is_disturbed(probe) else noise
 
 
 def _check(probes: Sequence[Probe], runtime: Runtime, threads: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Self
 from deepthin.engine.errors import FormatError, ShapeError, UsageError
 from deepthin.engine.shape import Shape
 from deepthin.profiles.latency.workload import Workload
-from deepthin.profiles.schema import Measured, as_int, as_str, exact_keys
+from deepthin.profiles.schema import Measured, as_float, as_int, as_str, exact_keys
 
 _KEYS = ("runtime", "threads", "shape", "quant", "test", "tokens", "context", "seconds", "flags")
 
@@ -23,6 +23,7 @@ class Probe:
         work: what was run.
         seconds: of the call; per token when decoding.
         flags: why to trust it less, as the measuring protocol gives them.
+        barrier_s: seconds of a barrier among its threads at the time, which tells where they ran; None for one or if unknown.
     """
 
     runtime: str
@@ -30,6 +31,7 @@ class Probe:
     work: Workload
     seconds: Measured
     flags: tuple[str, ...] = ()
+    barrier_s: float | None = None
 
     def __post_init__(self) -> None:
         """Check that there is a time to fit."""
@@ -51,6 +53,7 @@ class Probe:
             "context": work.context,
             "seconds": self.seconds.to_json(),
             "flags": list(self.flags),
+            "barrier_s": self.barrier_s,
         }
 
     @classmethod
@@ -60,7 +63,8 @@ class Probe:
         Raises:
             FormatError: a key is missing or unknown, or a value does not fit.
         """
-        fields = exact_keys(document, "probe", _KEYS)
+        fields = exact_keys(document, "probe", _KEYS, ("barrier_s",))  # profiles from before 0.5 lack it
+        barrier_s = fields.get("barrier_s")
         if not isinstance(fields["flags"], list):
             raise FormatError(f"probe: flags is {type(fields['flags']).__name__}, but a list of texts is needed")
         try:
@@ -79,4 +83,5 @@ class Probe:
             work,
             Measured.from_json(fields["seconds"]),
             tuple(as_str(flag, "flags[]") for flag in fields["flags"]),
+            None if barrier_s is None else as_float(barrier_s, "barrier_s"),
         )

@@ -24,6 +24,7 @@ class Runtime:
         name: as in results.
         cache_bytes: bytes of one cached key or value element.
         batch: tokens of a prompt that pass through the layers together; 0 is all of them.
+        unit: tokens of a pass that share a load of the weights; what is left of a pass is multiplied one by one.
         all_logits: whether a prompt's logits are computed at every position.
         layer_s: likely fixed seconds of a layer for one token.
         overhead_s: likely seconds of a call outside the layers.
@@ -33,6 +34,7 @@ class Runtime:
     name: str
     cache_bytes: int
     batch: int
+    unit: int
     all_logits: bool
     layer_s: float
     overhead_s: float
@@ -43,9 +45,9 @@ _ALL = tuple(name for name, fmt in FORMATS.items() if fmt.can_quantize)
 RUNTIMES = {
     runtime.name: runtime
     for runtime in (
-        Runtime(ENGINE, 2, 32, False, 5e-6, 15e-6, _ALL),
-        Runtime(LLAMA_CPP, 2, 512, False, 20e-6, 60e-6, _ALL),
-        Runtime(ONNXRUNTIME, 4, 0, True, 60e-6, 60e-6, ("f32", "q8_0", "q4_0", "q4_1")),
+        Runtime(ENGINE, 2, 32, 4, False, 5e-6, 15e-6, _ALL),
+        Runtime(LLAMA_CPP, 2, 512, 1, False, 20e-6, 60e-6, _ALL),
+        Runtime(ONNXRUNTIME, 4, 0, 1, True, 60e-6, 60e-6, ("f32", "q8_0", "q4_0", "q4_1")),
     )
 }
 

@@ -20,7 +20,14 @@ from deepthin.profiles.latency.workload import DECODE, Workload
 PARTS = ("weights", "layers", "attention", "head", "overhead")
 FORMAT_SD = math.log(2.0)  # of the cost of a product between formats; a missing vector path makes it eightfold
 FORMAT_SHARE_SD = math.log(1.15)  # of the share of the bandwidth between formats
-KNOTS_MIB = (1, 4, 8, 16, 32, 128)  # of the working set; close around the sizes of last-level caches
+ROWS_TOGETHER = 4  # query heads that an attention kernel may pass over the cache together; more cost in proportion
+LONE_TOKEN = 2.0  # a token multiplied alone, against one of four that share each load (AVX2 and AVX-512 VNNI: 1.6 to 2.6)
+HEAD_DIMS = (32, 64, 128)
+DIM_SD = math.log(2.0)
+ROWS_SD = math.log(1.5)
+COLD_KNOTS_MIB = (16, 32, 64, 128, 512)  # of those below, where matrices no longer lie in a private cache
+COLD_SD = math.log(3.0)
+KNOTS_MIB = (1, 4, 8, 16, 32, 64, 128, 512)  # of the working set; close around the sizes of last-level caches
 
 
 @dataclass(frozen=True)
@@ -68,8 +75,11 @@ def priors(conditions: Conditions, test: str) -> dict[str, Prior]:
         "cache_share": Prior(math.log(0.6), math.log(1.6)),
         "overhead": Prior(math.log(runtime.overhead_s * conditions.pace), SPREAD),
     }
+    found |= {f"dim_{size}": Prior(0.0, DIM_SD if size != 64 else 1e-3) for size in HEAD_DIMS}
+    found |= {f"rows_{n}": Prior(math.log(n), ROWS_SD) for n in range(1, ROWS_TOGETHER + 1)}
     found |= {f"product_{name}": Prior(0.0, FORMAT_SD) for name in FORMATS}
     found |= {f"share_{name}": Prior(0.0, FORMAT_SHARE_SD) for name in FORMATS}
+    found |= {f"cold_at_{knot}": Prior(0.0, COLD_SD) for knot in COLD_KNOTS_MIB}
     found |= {f"share_at_{knot}": Prior(0.0, conditions.cache_sd) for knot in KNOTS_MIB}
     return found
 
@@ -87,7 +97,7 @@ def terms(work: Workload, conditions: Conditions) -> tuple[Term, ...]:
     head_tokens = work.tokens if runtime.all_logits else 1
     weights = (
         Factor(math.log(passes * work.body_read / rate), share),
-        Factor(math.log(work.tokens * work.body_products), {"product": 1, f"product_{work.body_quant}": 1}),
+        Factor(math.log(_charged(work.tokens, runtime) * work.body_products), {"product": 1, f"product_{work.body_quant}": 1}),
     )
     head = (
         Factor(math.log(work.head_bytes / rate), head_share),
@@ -95,7 +105,7 @@ def terms(work: Workload, conditions: Conditions) -> tuple[Term, ...]:
     )
     return (
         Term("weights", weights),
-        Term("layers", (Factor(math.log(passes * work.layers), {"layer": 1}),)),
+        Term("layers", (Factor(math.log(passes * work.layers), {"layer": 1} | _cold(held)),)),
         Term("layers", (Factor(math.log(work.tokens * work.vector_elements), {"element": 1}),)),
         Term("attention", _attention(work, cached, rate, passes)),
         Term("attention", (Factor(math.log(work.scores), {"softmax": 1}),)),
@@ -106,16 +116,39 @@ def terms(work: Workload, conditions: Conditions) -> tuple[Term, ...]:
 
 
 def _attention(work: Workload, cached: int, rate: float, passes: int) -> tuple[Factor, ...]:
-    """Cached keys and values are read once per pass, and each is multiplied once per token."""
+    """Cached keys and values are read once per pass, and each is multiplied by every query head that shares it.
+
+    How much cheaper heads get by sharing differs from runtime to runtime and is not proportional to anything.
+    """
     read = cached * (work.context + (work.tokens + 1) / 2) * passes
+    ends: Sequence[float] = [math.log(size) for size in HEAD_DIMS]
+    dims = dict(zip((f"dim_{size}" for size in HEAD_DIMS), hats(math.log(work.shape.head_dim), ends), strict=True))
+    group = work.shape.num_heads / work.shape.num_kv_heads
+    rows = min(max(round(group), 1), ROWS_TOGETHER)
     return (
         Factor(math.log(read / rate), {"cache_share": -1}),
-        Factor(math.log(work.attention_products * work.attended), {"attend": 1}),
+        Factor(math.log(cached * work.attended * max(group / ROWS_TOGETHER, 1.0)), {"attend": 1, f"rows_{rows}": 1} | dims),
     )
+
+
+def _charged(tokens: int, runtime: Runtime) -> float:
+    """``tokens`` with those counted for more that are multiplied one by one, at the end of each pass."""
+    passes, last = divmod(tokens, runtime.batch) if runtime.batch else (0, tokens)
+    rest = last % runtime.unit + passes * (runtime.batch % runtime.unit)
+    return tokens + (LONE_TOKEN - 1) * rest if tokens > 1 else tokens
+
+
+def _cold(num_bytes: float) -> dict[str, float]:
+    """Exponents of what a layer costs more when its matrices come from memory: each starts with misses nobody foresaw."""
+    return {f"cold_at_{k}": w for k, w in _hats(num_bytes).items() if w and k in COLD_KNOTS_MIB}
 
 
 def _share(num_bytes: float) -> dict[str, float]:
     """Exponents of 1 / utilisation at a working set."""
+    return {"share": -1.0} | {f"share_at_{k}": -w for k, w in _hats(num_bytes).items() if w}
+
+
+def _hats(num_bytes: float) -> dict[int, float]:
+    """Weight of each knot at a working set; they add up to 1."""
     at: Sequence[float] = [math.log(knot << 20) for knot in KNOTS_MIB]
-    weights = hats(math.log(num_bytes), at)
-    return {"share": -1.0} | {f"share_at_{k}": -w for k, w in zip(KNOTS_MIB, weights, strict=True) if w}
+    return dict(zip(KNOTS_MIB, hats(math.log(num_bytes), at), strict=True))

@@ -22,16 +22,17 @@ from tests.support.fake_runtimes import FakeHost, small_plan
 from tests.support.probed import Device, conditions
 
 prediction = load_script("prediction")
+measuring = load_script("prediction_measuring")
 SAMPLE = Path(__file__).parents[1] / "profiles" / "latency" / "sample.json"
 WORSE = 1.1  # how much the median error of a group may grow
 SMALL_ERROR = 0.005  # below it, changes are rounding
 
 
 def test_sixty_shapes_are_held_out_and_none_is_a_probe() -> None:
-    items = prediction.held_out()
+    items = measuring.held_out()
     texts = {item["shape"].text for item in items}
     assert len(texts) >= 60
-    assert items == prediction.held_out()
+    assert items == measuring.held_out()
     for peer in RUNTIMES:
         assert not texts & {model.shape.text for model in plan_of(peer)}
     params = [count_params(item["shape"]).total for item in items]
@@ -42,14 +43,14 @@ def test_sixty_shapes_are_held_out_and_none_is_a_probe() -> None:
     assert max(depths) > 70
     for name, runtime in RUNTIMES.items():
         assert {item["quants"][name] for item in items} == set(runtime.formats)
-    assert {item["context"] for item in items} == set(prediction.CONTEXTS)
+    assert {item["context"] for item in items} == set(measuring.CONTEXTS)
 
 
 def test_peers_get_no_prompt_that_takes_minutes() -> None:
-    for item in prediction.held_out():
-        model = prediction.probe_model(item, "llama.cpp")
+    for item in measuring.held_out():
+        model = measuring.probe_model(item, "llama.cpp")
         assert model.room * count_params(model.shape).total <= 1.1 * max(
-            prediction.PEER_PRODUCTS, prediction.PROMPT_PRODUCTS
+            measuring.PEER_PRODUCTS, measuring.PROMPT_PRODUCTS
         ) or (model.room <= 8)
 
 
@@ -58,19 +59,18 @@ def fake_lines(noise: float = 0.01) -> list[dict[str, Any]]:
     host = FakeHost(noise=noise)
     runtimes = ("deepthin", "llama.cpp")
     profile = measure_profile(host.bench(runtimes, {name: small_plan() for name in runtimes}), budget_s=200)
-    base = {"schema": prediction.SCHEMA, "engine": "digest", "machine": "fake"}
+    base = {"schema": measuring.SCHEMA, "engine": "digest", "machine": "fake"}
     lines: list[dict[str, Any]] = [{**base, "key": "profile", "profile": profile.to_json()}]
     for turn, count in ((1, 12), (2, 6)):
-        for index, item in enumerate(prediction.held_out()[:count]):
+        for index, item in enumerate(measuring.held_out()[:count]):
             for runtime in runtimes:
-                model = prediction.probe_model(item, runtime)
-                probes = []
+                model = measuring.probe_model(item, runtime)
                 for threads in (1, 2):
                     device = Device(conditions(runtime, threads), noise=noise, seed=turn)
-                    probes += [device.probe(prediction_work(model, "decode", 1, context)) for context in model.contexts]
+                    probes = [device.probe(prediction_work(model, "decode", 1, context)) for context in model.contexts]
                     probes.append(device.probe(prediction_work(model, "prefill", model.prompts[0], 0)))
-                key = f"held-out {turn} {index} {runtime}"
-                lines.append({**base, "key": key, "probes": [probe.to_json() for probe in probes], "failed": ""})
+                    key = f"held-out {turn} {index} {runtime} {threads}"
+                    lines.append({**base, "key": key, "probes": [probe.to_json() for probe in probes], "failed": ""})
     return lines
 
 
@@ -115,7 +115,25 @@ def test_lines_of_another_engine_are_passed_over(lines: list[dict[str, Any]], tm
     data = tmp_path / "p.jsonl"
     old = {**lines[0], "engine": "older"}
     data.write_text("".join(json.dumps(line) + "\n" for line in [old, *lines]))
-    assert len(prediction.read_lines(data)) == len(lines)
+    assert len(measuring.read_lines(data)) == len(lines)
+
+
+def profile_line(barrier_s: float) -> dict[str, Any]:
+    return {"profile": {"noise": {"placements": [{"runtime": "deepthin", "threads": 2, "barrier_s": barrier_s}]}}}
+
+
+def test_several_threads_are_timed_only_where_the_profile_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = {f"held-out 1 0 {runtime} {threads}": None for runtime in ("deepthin", "llama.cpp") for threads in (2, 1)}
+    monkeypatch.setattr(measuring.BarrierSentinel, "__call__", lambda self: 7e-8 if self._threads > 1 else None)
+    monkeypatch.setattr(measuring.BarrierSentinel, "reference_s", {})
+    assert measuring._next_key(jobs, None) == "held-out 1 0 deepthin 2"
+    assert measuring._next_key(jobs, profile_line(8e-8)) == "held-out 1 0 deepthin 2"
+    assert measuring._next_key(jobs, profile_line(2.8e-7)) == "held-out 1 0 deepthin 1"
+    assert measuring.BarrierSentinel.reference_s == {2: 2.8e-7}
+    monkeypatch.setattr(measuring, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(measuring, "_AWAY_S", 0.01)
+    only = {"held-out 1 0 deepthin 2": None}
+    assert measuring._next_key(only, profile_line(2.8e-7)) == "held-out 1 0 deepthin 2"
 
 
 def test_without_measurements_the_script_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

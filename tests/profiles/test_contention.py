@@ -5,7 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from deepthin.profiles.contention import Counters, Sentinel, contention_flags, read_counters
+from deepthin.engine.cores import usable_cores
+from deepthin.profiles.contention import (
+    BarrierSentinel,
+    Counters,
+    MemorySentinel,
+    Sentinel,
+    contention_flags,
+    has_moved,
+    read_counters,
+)
 
 START = Counters(wall_s=0.0, busy_s=100.0, own_s=10.0, steal_s=1.0, switches=50)
 
@@ -56,3 +65,30 @@ def test_no_proc_and_dead_peers_give_none(tmp_path: Path) -> None:
 def test_sentinel_returns_seconds_and_remembers_its_fastest() -> None:
     taken = [Sentinel()() for _ in range(5)]
     assert 0 < Sentinel.fastest_s <= min(taken) < 1
+
+
+def test_a_barrier_tells_how_far_apart_the_cores_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BarrierSentinel, "reference_s", {})
+    assert BarrierSentinel(1)() is None
+    assert BarrierSentinel(usable_cores().most + 1)() is None
+    assert BarrierSentinel(2).reference() is None
+    if usable_cores().most > 1:
+        seconds = BarrierSentinel(2)()
+        assert seconds is not None
+        assert 1e-9 < seconds < 0.1
+        assert BarrierSentinel(2).reference() == seconds
+        BarrierSentinel(2)()
+        assert BarrierSentinel(2).reference() == seconds
+
+
+@pytest.mark.parametrize(("now", "reference", "moved"), [(7e-8, 8e-8, False), (7e-8, 2.8e-7, True), (2.8e-7, 7e-8, True)])
+def test_cores_have_moved_when_barriers_differ_by_much(now: float, reference: float, moved: bool) -> None:
+    assert has_moved(now, reference) is moved
+    assert not has_moved(None, reference)
+    assert not has_moved(now, None)
+
+
+def test_the_memory_sentinel_knows_what_is_usual() -> None:
+    rates = [MemorySentinel()() for _ in range(5)]
+    assert min(rates) > 1e6
+    assert min(MemorySentinel.seen) <= MemorySentinel().usual() <= max(MemorySentinel.seen)

@@ -1,5 +1,6 @@
 """Measuring a profile: order, budget, what is flagged, what is left out; on a machine made of arithmetic."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,10 +8,10 @@ import pytest
 from deepthin.engine.errors import DeepthinError, UsageError
 from deepthin.profiles.latency.workload import DECODE, PREFILL, Workload
 from deepthin.profiles.machine import fingerprint
-from deepthin.profiles.measuring import measure_profile, profile_flags
+from deepthin.profiles.measuring import marked_by_placement, measure_profile, profile_flags
 from deepthin.profiles.profile import Profile
 from tests.support.fake_runtimes import FakeHost, small_plan
-from tests.support.probed import SMALL, TRUTH, Device, conditions
+from tests.support.probed import CURVE, SMALL, TRUTH, Device, conditions
 
 BOTH = ("deepthin", "llama.cpp")
 
@@ -46,7 +47,7 @@ def test_it_keeps_to_its_budget() -> None:
 
 def test_models_that_time_does_not_allow_are_left_out_and_said_so() -> None:
     profile = profiled(FakeHost(), budget_s=10.0)
-    assert any("models were left out for lack of time" in note for note in profile.notes)
+    assert any("timings were left out for lack of time" in note for note in profile.notes)
     assert {model.test for model in profile.models} == {DECODE, PREFILL}
 
 
@@ -71,6 +72,40 @@ def test_what_differs_from_itself_or_moves_within_minutes_is_flagged() -> None:
     calm = {"aa": {"ci_low": 0.99, "ci_high": 1.01}, "repeat": {"median": 0.02, "max": 0.3, "n": 6}}
     assert profile_flags([], calm) == ()
     assert profile_flags([], {}) == ()
+
+
+NEAR, FAR = 7.5e-8, 2.8e-7  # seconds of a barrier in the two placements of a Zen 5 guest
+
+
+def test_while_the_cores_are_elsewhere_one_thread_is_timed() -> None:
+    host = FakeHost(moves=lambda now: FAR if 12.0 < now < 60.0 else NEAR)
+    profile = profiled(host)
+    several = [probe for probe in profile.probes if probe.threads == 2 and probe.runtime == "deepthin"]
+    assert len(several) == len([probe for probe in profile.probes if probe.threads == 1 and probe.runtime == "deepthin"])
+    order = [threads for runtime, _, threads in host.opened if runtime == "deepthin"]
+    assert order != [1, 2] * (len(order) // 2)
+    assert sum(probe.barrier_s == NEAR for probe in several) > len(several) / 2
+    assert {probe.barrier_s for probe in profile.probes if probe.threads == 1} == {None}
+
+
+def test_the_placement_of_most_probes_is_the_profile_s_and_the_others_are_flagged() -> None:
+    bench = FakeHost().bench(("deepthin",), {"deepthin": small_plan()})
+    clean = measure_profile(bench, budget_s=120).probes
+    moved = [replace(p, barrier_s=FAR if i % 3 == 0 else NEAR, flags=("moved-cores", "drift")) for i, p in enumerate(clean)]
+    marked, placements = marked_by_placement(moved)
+    assert set(placements.values()) == {NEAR}
+    for probe in marked:
+        assert probe.flags == (("drift", "moved-cores") if probe.barrier_s == FAR else ("drift",))
+
+
+def test_bandwidth_read_in_another_placement_is_left_out() -> None:
+    """While the memory is read the cores are far apart and fast, afterwards near and slow: the curve is that of the latter."""
+    host = FakeHost(moves=lambda now: FAR if now < 14.0 else NEAR)
+    host.rate_factor = lambda: 3.0 if host.now < 14.0 else 1.0
+    profile = profiled(host, ("deepthin",))
+    assert profile.noise["placements"] == [{"runtime": "deepthin", "threads": 2, "barrier_s": NEAR}]
+    assert profile.curve.rate(2, 256 << 20) == pytest.approx(CURVE.rate(2, 256 << 20))
+    assert {row["barrier_s"] for row in profile.bandwidth_samples if row["threads"] == 2} == {NEAR, FAR}
 
 
 def test_sustained_speed_is_kept_with_the_profile() -> None:
@@ -109,5 +144,5 @@ def test_progress_counts_the_models_of_each_runtime() -> None:
     bench = host.bench(("llama.cpp",), {"llama.cpp": small_plan()})
     said: list[tuple[str, int | None, int | None]] = []
     measure_profile(bench, budget_s=120, progress=lambda message, done, total: said.append((message, done, total)))
-    assert [done for message, done, total in said if total == 8] == list(range(1, 9))
+    assert [done for message, done, total in said if total == 16] == list(range(1, 17))
     assert said[0][0].startswith("noise floor")

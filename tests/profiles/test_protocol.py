@@ -20,6 +20,8 @@ class Bench:
         self.slept: list[float] = []
         self.others_s = 0.0  # CPU seconds of other processes
         self.sentinel_s: Iterable[float] = repeat(1e-4)
+        self.barrier_s: Iterable[float | None] = repeat(None)
+        self.memory: Iterable[float | None] = repeat(None)
 
     def subject(self, name: str, seconds: Iterable[float]) -> Subject:
         steps = iter(seconds)
@@ -34,13 +36,17 @@ class Bench:
 
     @property
     def instruments(self) -> Instruments:
-        values = iter(self.sentinel_s)
+        values, barriers, rates = iter(self.sentinel_s), iter(self.barrier_s), iter(self.memory)
         return Instruments(
             clock=lambda: self.now,
             sleep=self.slept.append,
             counters=lambda: Counters(self.now, busy_s=self.now + self.others_s, own_s=self.now, steal_s=0.0, switches=0),
             sentinel=lambda: next(values),
             fastest_sentinel=lambda: 1e-4,
+            barrier=lambda: next(barriers),
+            reference_barrier=lambda: 7e-8,
+            memory=lambda: next(rates),
+            usual_memory=lambda: 4e10,
         )
 
 
@@ -170,6 +176,35 @@ def test_a_core_that_stays_slow_costs_no_more_than_the_budget() -> None:
     assert session.wall_s <= 2.0
 
 
+@pytest.mark.parametrize("barrier_s", [3e-8, 2.8e-7])
+def test_a_batch_on_cores_that_are_elsewhere_is_taken_again(barrier_s: float) -> None:
+    bench = Bench()
+    bench.barrier_s = chain([7e-8, barrier_s], repeat(8e-8))
+    session = measure({"a": bench.subject("a", repeat(0.1))}, Rule(rounds=6), instruments=bench.instruments)
+    assert (session.flags, session.rounds, session.discarded_rounds, session.barrier_s) == ((), 6, 6, 8e-8)
+
+
+def test_cores_that_stay_elsewhere_are_flagged_within_the_budget() -> None:
+    bench = Bench()
+    bench.barrier_s = repeat(2.8e-7)
+    rule = Rule(rounds=6, budget_s=2.0, patience=5.0)
+    session = measure({"a": bench.subject("a", repeat(0.1))}, rule, instruments=bench.instruments)
+    assert (session.flags, session.barrier_s) == (("moved-cores",), 2.8e-7)
+    assert session.wall_s <= 2.0
+
+
+def test_slow_memory_is_waited_for_and_else_flagged() -> None:
+    bench = Bench()
+    bench.memory = chain([4e10, 3e10], repeat(4.1e10))
+    session = measure({"a": bench.subject("a", repeat(0.1))}, Rule(rounds=6), instruments=bench.instruments)
+    assert (session.flags, session.rounds, session.discarded_rounds) == ((), 6, 6)
+    bench.memory = repeat(3e10)
+    rule = Rule(rounds=6, budget_s=2.0, patience=3.0)
+    session = measure({"a": bench.subject("a", repeat(0.1))}, rule, instruments=bench.instruments)
+    assert session.flags == ("slow-memory",)
+    assert session.wall_s > 2.0
+
+
 def test_a_drifting_sentinel_is_flagged() -> None:
     bench = Bench()
     bench.sentinel_s = (1e-4 * 1.02**i for i in range(10_000))
@@ -206,7 +241,7 @@ def test_when_everyone_dies_the_session_is_empty_but_ends() -> None:
 def test_settling_pauses_before_each_timed_call() -> None:
     bench = Bench()
     measure({"a": bench.subject("a", repeat(0.1))}, Rule(rounds=4, settle_s=0.02), instruments=bench.instruments)
-    assert bench.slept == [0.02] * 4
+    assert bench.slept == [0.02] * 6  # and before each look at barrier and memory
 
 
 def test_state_says_how_it_went() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,6 +27,8 @@ class FakeHost:
     now: float = 0.0
     opened: list[tuple[str, str, int]] = field(default_factory=list)
     open_count: int = 0
+    moves: Callable[[float], float] = lambda _: 1e-7  # seconds of a barrier at a time
+    rate_factor: Callable[[], float] = lambda: 1.0
     missing: tuple[str, ...] = ()
     refuses: tuple[str, ...] = ()  # quants
 
@@ -41,25 +43,27 @@ class FakeHost:
             plans=plans,
             read_bandwidth=self._rates,
             versions=lambda name: f"{name} 1.0",
-            instruments=lambda _: self.instruments,
+            instruments=lambda _, threads: self.instruments(threads),
             clock=lambda: self.now,
         )
 
-    @property
-    def instruments(self) -> Instruments:
+    def instruments(self, threads: int) -> Instruments:
+        several = threads > 1
         return Instruments(
             clock=lambda: self.now,
-            sleep=lambda _: None,
+            sleep=self.spend,
             counters=lambda: Counters(self.now, busy_s=self.now * (1 + self.others), own_s=self.now, steal_s=0.0, switches=0),
             sentinel=lambda: 1e-4,
             fastest_sentinel=lambda: 1e-4,
+            barrier=lambda: self.moves(self.now) if several else None,
+            reference_barrier=lambda: self.moves(0.0),
         )
 
     def spend(self, seconds: float) -> None:
         self.now += seconds
 
     def _rates(self, threads: int, num_bytes: int, repetitions: int) -> list[float]:
-        rate = CURVE.rate(threads, num_bytes)
+        rate = CURVE.rate(threads, num_bytes) * self.rate_factor()
         self.spend(repetitions * num_bytes / rate)
         return [rate] * repetitions
 

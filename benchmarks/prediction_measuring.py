@@ -1,0 +1,245 @@
+"""Measures what ``prediction.py`` judges: a profile, the probe kit, and held-out models, one line of JSON each.
+
+Held-out models are timed at several threads only while the cores are as far apart as they were for the profile
+(``profiles.contention.BarrierSentinel``): on a virtual machine that moves, one thread is timed meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from deepthin.engine.accounting import count_params
+from deepthin.engine.errors import DeepthinError, FormatError
+from deepthin.engine.model import Model, random_model
+from deepthin.engine.shape import Shape
+from deepthin.profiles.contention import BarrierSentinel, has_moved
+from deepthin.profiles.kit import SUFFIXES, probe_name
+from deepthin.profiles.latency.runtimes import ENGINE, LLAMA_CPP, ONNXRUNTIME, RUNTIMES
+from deepthin.profiles.machine import machine_name
+from deepthin.profiles.probe_plans import KIT_PLAN
+from deepthin.profiles.probe_shapes import ProbeModel, random_shape
+
+SCHEMA = "deepthin/prediction-benchmark/2"
+SEED = 7_2026
+NUM_HELD_OUT, NUM_REPEATED = 64, 20
+PARAMS, LAYERS = (5e6, 6e8), (2, 80)
+CONTEXTS, PROMPTS = (0, 64, 256, 1024, 2048, 4096), (32, 64, 128, 256)
+PEER_PRODUCTS = 2e10  # of the tokens a peer must take in before each round; larger models get shorter contexts
+ENGINE_PRODUCTS = 2e11  # our decoder takes them in once
+PROMPT_PRODUCTS = 1e10
+KIT_TESTS = ((32, 0, 0), (32, 0, 512), (0, 128, 0))  # decoded, prompt, cached before; as run.sh asks llama-bench
+PROFILE = "profile"
+_AWAY_S = 0.5  # between looks whether cores are back
+_PATIENCE_S = 90.0  # for them, when nothing else is left to measure
+
+
+def held_out() -> list[dict[str, Any]]:
+    """The held-out models: shape, a format for each runtime, context and prompt; always the same ones, none of them a probe."""
+    generator = np.random.Generator(np.random.PCG64(SEED))
+    found = []
+    for index in range(NUM_HELD_OUT):
+        shape = random_shape(generator, PARAMS, LAYERS)
+        quants = {name: runtime.formats[index % len(runtime.formats)] for name, runtime in RUNTIMES.items()}
+        found.append(
+            {
+                "shape": shape,
+                "quants": quants,
+                "context": int(generator.choice(CONTEXTS)),
+                "prompt": int(generator.choice(PROMPTS)),
+            }
+        )
+    return found
+
+
+def probe_model(item: Mapping[str, Any], runtime: str) -> ProbeModel:
+    """What is timed of a held-out model on ``runtime``: an empty cache, its context, its prompt, within reason."""
+    shape = item["shape"]
+    params = count_params(shape).total
+    limit = ENGINE_PRODUCTS if runtime == ENGINE else PEER_PRODUCTS
+    context = min(item["context"], int(limit / params))
+    prompt = min(item["prompt"], max(8, int(PROMPT_PRODUCTS / params)))
+    return ProbeModel(shape, item["quants"][runtime], tuple(dict.fromkeys((0, context))), (prompt,))
+
+
+def measure(path: Path, machine: Mapping[str, Any], budget_s: float, profile_s: float) -> None:
+    """Measure what is not in ``path`` yet, until the time is up."""
+    from deepthin.cli.bench import write_onnx_for_timing
+    from deepthin.export.gguf_writer import write_gguf
+    from deepthin.profiles.host import host_bench
+
+    writers = {LLAMA_CPP: write_gguf, ONNXRUNTIME: write_onnx_for_timing}
+    with host_bench(machine, tuple(RUNTIMES), writers) as bench:
+        start = time.perf_counter()
+        lines = [line for line in read_lines(path) if line["engine"] == bench.engine_digest] if path.exists() else []
+        done = {line["key"]: line for line in lines}
+        jobs = {key: job for key, job in _jobs(bench, profile_s) if key not in done}
+        profile = done.get(PROFILE)
+        while jobs:
+            if time.perf_counter() - start > budget_s:
+                print(f"time is up with {len(jobs)} to go; run again to continue", file=sys.stderr)
+                return
+            key = _next_key(jobs, profile)
+            print(f"[{time.perf_counter() - start:4.0f} s] {key}", file=sys.stderr)
+            line = {
+                "schema": SCHEMA,
+                "key": key,
+                "engine": bench.engine_digest,
+                "machine": machine_name(machine),
+                **jobs.pop(key)(),
+            }
+            line["created_utc"] = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line, allow_nan=False) + "\n")
+            profile = line if key == PROFILE else profile
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The stored lines of the newest engine.
+
+    Raises:
+        FormatError: there are none.
+    """
+    if not path.is_file():
+        raise FormatError(f"{path}: nothing was measured yet; run without --report first")
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    newest = lines[-1]["engine"]
+    return [line for line in lines if line["engine"] == newest]
+
+
+def _next_key(jobs: Mapping[str, Any], profile: Mapping[str, Any] | None) -> str:
+    """The first job whose cores are as far apart as they were for the profile; without one they are waited for."""
+    end = time.perf_counter() + _PATIENCE_S
+    while True:
+        for key in jobs:
+            if profile is None or not _is_away(key, profile):
+                return key
+        if time.perf_counter() > end:
+            return next(iter(jobs))
+        time.sleep(_AWAY_S)
+
+
+def _is_away(key: str, profile: Mapping[str, Any]) -> bool:
+    """Whether the cores are elsewhere than for the profile's model of a job; what is timed from now on is held to that."""
+    *_, runtime, threads = key.split()
+    for place in profile["profile"]["noise"]["placements"]:
+        if (place["runtime"], str(place["threads"])) == (runtime, threads):
+            BarrierSentinel.reference_s[int(threads)] = place["barrier_s"]
+            return has_moved(BarrierSentinel(int(threads))(), place["barrier_s"])
+    return False
+
+
+def _jobs(bench: Any, profile_s: float) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+    """Everything to measure, in order, by key; a key ends in the number of threads, but for the profile."""
+    from deepthin.profiles.measuring import measure_profile
+    from deepthin.profiles.probing import time_model
+    from deepthin.profiles.protocol import Rule
+
+    def profile() -> dict[str, Any]:
+        return {"profile": measure_profile(bench, budget_s=profile_s).to_json()}
+
+    def kit(runtime: str, threads: int) -> dict[str, Any]:
+        return {"rows": kit_rows(bench, runtime, threads)}
+
+    def held(index: int, runtime: str, threads: int) -> dict[str, Any]:
+        model = probe_model(items[index], runtime)
+        opener = open_decoder if runtime == ENGINE else bench.open_runtimes[runtime]
+        rule = Rule(rounds=7, budget_s=1.2, patience=2.0, settle_s=0.0 if runtime == ENGINE else 0.02)
+        try:
+            return {"probes": [probe.to_json() for probe in time_model(runtime, opener, model, threads, rule)], "failed": ""}
+        except DeepthinError as error:
+            return {"probes": [], "failed": str(error)}
+
+    items = held_out()
+    yield PROFILE, profile
+    for runtime in KIT_PLAN:
+        for threads in bench.threads:
+            if runtime in bench.open_runtimes:
+                yield f"kit {runtime} {threads}", lambda r=runtime, t=threads: kit(r, t)
+    order = np.random.Generator(np.random.PCG64(SEED + 1)).permutation(NUM_HELD_OUT)
+    for turn, count in ((1, NUM_HELD_OUT), (2, NUM_REPEATED)):
+        for index in order[:count].tolist():
+            for runtime in bench.open_runtimes:
+                for threads in bench.threads:
+                    key = f"held-out {turn} {index} {runtime} {threads}"
+                    yield key, lambda i=index, r=runtime, t=threads: held(i, r, t)
+
+
+@lru_cache(maxsize=1)
+def _weights(shape: Shape, quant: str) -> Model:
+    """Random weights, kept for the next thread count."""
+    return random_model(shape, quant=quant)
+
+
+class DecoderTimed:
+    """The ordinary decoder with packed random weights; see ``profiles.probing.Timed``."""
+
+    pids: Sequence[int] = ()
+    contexts_apart = False
+
+    def __init__(self, model: ProbeModel, threads: int) -> None:
+        from deepthin.profiles.whole_model import WholeModel
+
+        weights = _weights(model.shape, model.quant)
+        self._whole = WholeModel(model.shape, model.quant, threads, model.room, "f16", model=weights)
+
+    def decode(self, context: int) -> tuple[Callable[[], Mapping[str, float]], int]:
+        """Steps at one position."""
+        first = float(self._whole.run(3, position=context).total_s.min())
+        steps = int(min(max(0.05 / first, 4), 64))
+        return lambda: {"seconds": float(np.median(self._whole.run(steps, position=context).total_s))}, context
+
+    def prompt(self, tokens: int) -> Callable[[], Mapping[str, float]]:
+        """A prompt from the first position on."""
+        return lambda: {"seconds": self._whole.prompt(tokens)}
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._whole.close()
+
+
+def open_decoder(model: ProbeModel, threads: int) -> DecoderTimed:
+    """The truth for our own engine."""
+    return DecoderTimed(model, threads)
+
+
+def kit_rows(bench: Any, runtime: str, threads: int) -> list[dict[str, Any]]:
+    """What run.sh would bring back from this machine, in llama-bench's words, for one runtime and thread count."""
+    rows = []
+    for model in KIT_PLAN[runtime]:
+        asked = ProbeModel(model.shape, model.quant, (512,), (128,))
+        with closing(bench.open_runtimes[runtime](asked, threads)) as timed:
+            for gen, prompt, depth in KIT_TESTS:
+                samples = [timed.row_seconds(gen, prompt, depth) for _ in range(6)][1:]
+                rows.append(_kit_row(bench, runtime, model, threads, gen, prompt, depth, samples))
+    return rows
+
+
+def _kit_row(
+    bench: Any, runtime: str, model: ProbeModel, threads: int, gen: int, prompt: int, depth: int, samples: Sequence[float]
+) -> dict[str, Any]:
+    return {
+        "build_commit": f"{runtime} {bench.versions(runtime)}",
+        "build_number": 0,
+        "cpu_info": str(bench.machine.get("cpu_model", "")),
+        "backends": "CPU",
+        "model_filename": probe_name(model.shape, model.quant, SUFFIXES[runtime]),
+        "model_type": "probe",
+        "model_size": 0,
+        "model_n_params": 0,
+        "n_threads": threads,
+        "n_prompt": prompt,
+        "n_gen": gen,
+        "n_depth": depth,
+        "samples_ns": [round(1e9 * seconds) for seconds in samples],
+    }
