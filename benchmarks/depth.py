@@ -5,7 +5,8 @@
 
 Three sizes: the bytes that 30M, 135M and 350M parameters take in Q4_0 with a Q8_0 head. At each depth the width follows and the
 MLP takes up what rounding leaves, so that every shape of a size reads the same bytes within 1.5 %. Random weights, an
-empty cache. One line per shape and runtime in ``results/<machine>/depth.jsonl``; what is there is not measured again.
+empty cache. One line per shape, runtime and thread count in ``results/<machine>/depth.jsonl``; what is there is not measured
+again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from charts import chart
+from placement import next_key
 from prediction import RESULTS, table
 from prediction_measuring import open_decoder, read_lines
 
@@ -37,7 +40,7 @@ from deepthin.profiles.probe_shapes import ProbeModel
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / "docs" / "depth.md"
-SCHEMA = "deepthin/depth-benchmark/1"
+SCHEMA = "deepthin/depth-benchmark/2"
 QUANT = "q4_0"
 DEPTHS = (4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
 SIZES = {"30M": (16.9e6 + 3e6, 8192), "135M": (89.8e6, 49152), "350M": (230e6, 49152)}  # bytes read a token, vocabulary
@@ -121,45 +124,58 @@ def measure(path: Path, machine: Mapping[str, Any], budget_s: float) -> None:
         start = time.perf_counter()
         lines = [line for line in read_lines(path) if line["engine"] == bench.engine_digest] if path.exists() else []
         done = {line["key"] for line in lines}
-        for size, (num_bytes, vocab) in SIZES.items():
-            for layers in (*DEPTHS[::2], *DEPTHS[1::2]):
-                for runtime in bench.open_runtimes:
-                    key = f"{size} {layers} {runtime}"
-                    if key in done:
-                        continue
-                    if time.perf_counter() - start > budget_s:
-                        print("time is up; run again to continue", file=sys.stderr)
-                        return
-                    print(f"[{time.perf_counter() - start:4.0f} s] {key}", file=sys.stderr)
-                    shape = iso_byte_shape(layers, num_bytes, vocab)
-                    probes, failed, rates = [], "", {}
-                    opener = open_decoder if runtime == ENGINE else bench.open_runtimes[runtime]
-                    for threads in bench.threads:
-                        rule = Rule(rounds=9, budget_s=2.0, patience=3.0, settle_s=0.0 if runtime == ENGINE else 0.02)
-                        rates[str(threads)] = float(np.median(bench.read_bandwidth(threads, int(num_bytes), 5)))
-                        try:
-                            found = time_model(runtime, opener, ProbeModel(shape, QUANT), threads, rule)
-                        except DeepthinError as error:
-                            failed = str(error)
-                            continue
-                        probes += [probe.to_json() for probe in found]
-                    line = {
-                        "schema": SCHEMA,
-                        "key": key,
-                        "engine": bench.engine_digest,
-                        "machine": dict(machine),
-                        "created_utc": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-                        "size": size,
-                        "layers": layers,
-                        "runtime": runtime,
-                        "version": bench.versions(runtime),
-                        "bytes_per_s": rates,
-                        "probes": probes,
-                        "failed": failed,
-                    }
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    with path.open("a", encoding="utf-8") as file:
-                        file.write(json.dumps(line, allow_nan=False) + "\n")
+        wanted = {
+            f"{size} {layers} {runtime} {threads}": (size, layers, runtime, threads)
+            for size in SIZES
+            for layers in (*DEPTHS[::2], *DEPTHS[1::2])
+            for runtime in bench.open_runtimes
+            for threads in bench.threads
+        }
+        left = {key: job for key, job in wanted.items() if key not in done}
+        while left:
+            if time.perf_counter() - start > budget_s:
+                print(f"time is up with {len(left)} to go; run again to continue", file=sys.stderr)
+                return
+            key = next_key(left, partial(_placement, lines=lines))
+            print(f"[{time.perf_counter() - start:4.0f} s] {key}", file=sys.stderr)
+            size, layers, runtime, threads = left.pop(key)
+            num_bytes, vocab = SIZES[size]
+            model = ProbeModel(iso_byte_shape(layers, num_bytes, vocab), QUANT)
+            opener = open_decoder if runtime == ENGINE else bench.open_runtimes[runtime]
+            rule = Rule(rounds=9, budget_s=1.5, patience=2.0, settle_s=0.0 if runtime == ENGINE else 0.02)
+            rate = float(np.median(bench.read_bandwidth(threads, int(num_bytes), 5)))
+            probes, failed = [], ""
+            try:
+                probes = [probe.to_json() for probe in time_model(runtime, opener, model, threads, rule)]
+            except DeepthinError as error:
+                failed = str(error)
+            lines.append(
+                {
+                    "schema": SCHEMA,
+                    "key": key,
+                    "engine": bench.engine_digest,
+                    "machine": dict(machine),
+                    "created_utc": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                    "size": size,
+                    "layers": layers,
+                    "runtime": runtime,
+                    "threads": threads,
+                    "version": bench.versions(runtime),
+                    "bytes_per_s": rate,
+                    "probes": probes,
+                    "failed": failed,
+                }
+            )
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(lines[-1], allow_nan=False) + "\n")
+
+
+def _placement(key: str, lines: Sequence[Mapping[str, Any]]) -> float | None:
+    """Seconds of a barrier when this thread count was timed first; all of it belongs to that placement of the cores."""
+    threads = int(key.rpartition(" ")[2])
+    known = (probe["barrier_s"] for line in lines if line["threads"] == threads for probe in line["probes"])
+    return next((seconds for seconds in known if seconds), None)
 
 
 def layer_cost(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
@@ -190,8 +206,7 @@ def points_of(lines: Sequence[Mapping[str, Any]], size: str) -> dict[tuple[str, 
 
 def bandwidth(lines: Sequence[Mapping[str, Any]], size: str, threads: int) -> float:
     """Read bandwidth over as many bytes as a token of ``size`` reads, median of all lines."""
-    rates = [line["bytes_per_s"].get(str(threads)) for line in lines if line["size"] == size]
-    return float(np.median([rate for rate in rates if rate]))
+    return float(np.median([line["bytes_per_s"] for line in lines if (line["size"], line["threads"]) == (size, threads)]))
 
 
 def report(lines: Sequence[Mapping[str, Any]]) -> str:

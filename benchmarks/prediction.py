@@ -128,28 +128,48 @@ def foreign_profile(lines: Sequence[Mapping[str, Any]], runtime: str) -> Profile
 
 
 def report(lines: Sequence[Mapping[str, Any]]) -> str:
-    """The tables of what is stored, as Markdown."""
+    """The tables of what is stored, as Markdown; what was taken while others used the machine is counted and left out."""
     profile = profile_of(lines)
-    first, second = held_out_probes(lines, 1), held_out_probes(lines, 2)
-    found = comparisons(profile, first)
-    disturbed = sum(is_disturbed(probe) for probe in first)
+    first, second = (held_out_probes(lines, turn) for turn in (1, 2))
+    calm, again = ([probe for probe in probes if not is_disturbed(probe)] for probes in (first, second))
+    found = comparisons(profile, calm)
     cache = last_level_cache_bytes(profile.machine) or 32 << 20
     flags = f"; flagged {', '.join(profile.flags)}" if profile.flags else ""
     shapes = len({probe.work.shape.text for probe in first})
     text = [
         f"Machine: {profile.title} ({machine_name(profile.machine)}). "
         f"Profile: {len(profile.probes)} probes in {profile.wall_s:.0f} s{flags}. "
-        f"Held out: {shapes} shapes, {len(first)} times, {disturbed} of them taken while others used the machine.",
-        "",
-        table(HEADERS, _rows_by_runtime(found, first, second)),
+        f"Held out: {shapes} shapes, {len(first)} times; {len(first) - len(calm)} of them were taken while others used the "
+        "machine and are left out.",
     ]
+    text += _both(
+        found, calm, again, "What was probed: sizes, depths, contexts and formats within those of the profile's probes."
+    )
     by_regime = _rows_by_regime(found, cache)
     if by_regime:
         text += ["", "Decoding, by where the model lies against the last-level cache:", "", table(REGIME_HEADERS, by_regime)]
-    foreign = _rows_foreign(lines, first)
+    foreign = [
+        one for runtime in KIT_PLAN if (kit := foreign_profile(lines, runtime)) is not None for one in comparisons(kit, calm)
+    ]
     if foreign:
-        text += ["", "The same shapes from the probe kit alone, as for a device that is not here:", "", table(HEADERS, foreign)]
+        text += ["", "### From the probe kit alone, as for a device that is not here"]
+        text += _both(foreign, calm, again, "What the kit's probes cover:")
     return "\n".join(text)
+
+
+def _both(found: Sequence[Comparison], calm: Sequence[Probe], again: Sequence[Probe], title: str) -> list[str]:
+    """A table of what was probed, and one of what predictions call extrapolated."""
+    inside = [one for one in found if not one.is_extrapolated]
+    outside = [one for one in found if one.is_extrapolated]
+    text = ["", title, "", table(HEADERS, _rows_by_runtime(inside, calm, again))]
+    if outside:
+        text += [
+            "",
+            "Beyond it, where each prediction says `extrapolated`:",
+            "",
+            table(HEADERS, _rows_by_runtime(outside, calm, again)),
+        ]
+    return text
 
 
 HEADERS = (
@@ -218,19 +238,6 @@ def _rows_by_regime(found: Sequence[Comparison], cache: int) -> list[list[str]]:
                         f"{figures['bias']:+.1%}",
                     ]
                 )
-    return rows
-
-
-def _rows_foreign(lines: Sequence[Mapping[str, Any]], held: Sequence[Probe]) -> list[list[str]]:
-    rows = []
-    for runtime in KIT_PLAN:
-        profile = foreign_profile(lines, runtime)
-        if profile is None:
-            continue
-        found = comparisons(profile, held)
-        for _, test, threads in _groups(found):
-            mine = [one for one in found if _group(one) == (runtime, test, threads)]
-            rows.append(_row(runtime, test, threads, summary(mine), None))
     return rows
 
 

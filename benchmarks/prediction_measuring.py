@@ -12,17 +12,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from placement import next_key
 
 from deepthin.engine.accounting import count_params
 from deepthin.engine.errors import DeepthinError, FormatError
 from deepthin.engine.model import Model, random_model
 from deepthin.engine.shape import Shape
-from deepthin.profiles.contention import BarrierSentinel, has_moved
 from deepthin.profiles.kit import SUFFIXES, probe_name
 from deepthin.profiles.latency.runtimes import ENGINE, LLAMA_CPP, ONNXRUNTIME, RUNTIMES
 from deepthin.profiles.machine import machine_name
@@ -30,7 +30,7 @@ from deepthin.profiles.probe_plans import KIT_PLAN
 from deepthin.profiles.probe_shapes import ProbeModel, random_shape
 
 SCHEMA = "deepthin/prediction-benchmark/2"
-SEED = 7_2026
+SEED = 11_2026  # 7_2026 gave the shapes that priors were chosen with (profiles/latency/runtimes.py)
 NUM_HELD_OUT, NUM_REPEATED = 64, 20
 PARAMS, LAYERS = (5e6, 6e8), (2, 80)
 CONTEXTS, PROMPTS = (0, 64, 256, 1024, 2048, 4096), (32, 64, 128, 256)
@@ -39,8 +39,6 @@ ENGINE_PRODUCTS = 2e11  # our decoder takes them in once
 PROMPT_PRODUCTS = 1e10
 KIT_TESTS = ((32, 0, 0), (32, 0, 512), (0, 128, 0))  # decoded, prompt, cached before; as run.sh asks llama-bench
 PROFILE = "profile"
-_AWAY_S = 0.5  # between looks whether cores are back
-_PATIENCE_S = 90.0  # for them, when nothing else is left to measure
 
 
 def held_out() -> list[dict[str, Any]]:
@@ -88,7 +86,7 @@ def measure(path: Path, machine: Mapping[str, Any], budget_s: float, profile_s: 
             if time.perf_counter() - start > budget_s:
                 print(f"time is up with {len(jobs)} to go; run again to continue", file=sys.stderr)
                 return
-            key = _next_key(jobs, profile)
+            key = next_key(jobs, partial(_placement, profile=profile))
             print(f"[{time.perf_counter() - start:4.0f} s] {key}", file=sys.stderr)
             line = {
                 "schema": SCHEMA,
@@ -117,26 +115,15 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [line for line in lines if line["engine"] == newest]
 
 
-def _next_key(jobs: Mapping[str, Any], profile: Mapping[str, Any] | None) -> str:
-    """The first job whose cores are as far apart as they were for the profile; without one they are waited for."""
-    end = time.perf_counter() + _PATIENCE_S
-    while True:
-        for key in jobs:
-            if profile is None or not _is_away(key, profile):
-                return key
-        if time.perf_counter() > end:
-            return next(iter(jobs))
-        time.sleep(_AWAY_S)
-
-
-def _is_away(key: str, profile: Mapping[str, Any]) -> bool:
-    """Whether the cores are elsewhere than for the profile's model of a job; what is timed from now on is held to that."""
-    *_, runtime, threads = key.split()
+def _placement(key: str, profile: Mapping[str, Any] | None) -> float | None:
+    """Seconds of a barrier where the profile's model of a job was timed; None before there is a profile, and for one thread."""
+    if profile is None:
+        return None
+    *_, runtime, threads = key.split(" ")
     for place in profile["profile"]["noise"]["placements"]:
         if (place["runtime"], str(place["threads"])) == (runtime, threads):
-            BarrierSentinel.reference_s[int(threads)] = place["barrier_s"]
-            return has_moved(BarrierSentinel(int(threads))(), place["barrier_s"])
-    return False
+            return float(place["barrier_s"])
+    return None
 
 
 def _jobs(bench: Any, profile_s: float) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:

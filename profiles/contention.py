@@ -166,12 +166,12 @@ class MemorySentinel:
 
     def __call__(self) -> float:
         """Bytes per second."""
-        if self._reader is None:
+        if MemorySentinel._reader is None:
             from deepthin.engine.bandwidth import Reader  # loads the kernels
 
             MemorySentinel._reader = Reader(1, _MEMORY_BYTES)
-            self._reader.rates(1)
-        rate = float(self._reader.rates(1, dropped=0)[0])
+            MemorySentinel._reader.rates(1)
+        rate = float(MemorySentinel._reader.rates(1, dropped=0)[0])
         self.seen.append(rate)
         return rate
 

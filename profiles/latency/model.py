@@ -16,6 +16,7 @@ from deepthin.profiles.latency.probe import Probe
 from deepthin.profiles.latency.regression import Fitted, Observation, fit
 from deepthin.profiles.latency.runtimes import Runtime, runtime_named
 from deepthin.profiles.latency.terms import Conditions, priors, terms
+from deepthin.profiles.latency.upgrade import upgraded
 from deepthin.profiles.latency.workload import TESTS, Workload
 from deepthin.profiles.schema import Predicted, as_float, as_int, as_str, exact_keys
 
@@ -123,7 +124,7 @@ class LatencyModel:
             *(as_float(fields[name], name) for name in numbers),
         )
         test = as_str(fields["test"], "test")
-        fitted = Fitted.from_json(fields["fitted"])
+        fitted = upgraded(Fitted.from_json(fields["fitted"]))
         if test not in TESTS or set(fitted.names) != set(priors(conditions, test)):
             raise FormatError(
                 f"latency model: test {test!r} or its unknowns are not those of this version; measure the profile again"

@@ -14,20 +14,25 @@ from dataclasses import dataclass
 from deepthin.engine.formats import FORMATS
 from deepthin.profiles.latency.curve import BandwidthCurve, hats
 from deepthin.profiles.latency.regression import Factor, Prior, Term
-from deepthin.profiles.latency.runtimes import PRODUCT_NS, PROMPT_PRODUCT_NS, SPREAD, Runtime
+from deepthin.profiles.latency.runtimes import HEAD_DIMS, ROWS_TOGETHER, SPREAD, Runtime
 from deepthin.profiles.latency.workload import DECODE, Workload
 
 PARTS = ("weights", "layers", "attention", "head", "overhead")
-FORMAT_SD = math.log(2.0)  # of the cost of a product between formats; a missing vector path makes it eightfold
-FORMAT_SHARE_SD = math.log(1.15)  # of the share of the bandwidth between formats
-ROWS_TOGETHER = 4  # query heads that an attention kernel may pass over the cache together; more cost in proportion
+FORMAT_SD = math.log(1.5)  # of the cost of a product between formats, against what the runtime is known for
+FORMAT_SHARE_SD = math.log(1.12)  # of the share of the bandwidth between formats
 LONE_TOKEN = 2.0  # a token multiplied alone, against one of four that share each load (AVX2 and AVX-512 VNNI: 1.6 to 2.6)
-HEAD_DIMS = (32, 64, 128)
-DIM_SD = math.log(2.0)
-ROWS_SD = math.log(1.5)
-COLD_KNOTS_MIB = (16, 32, 64, 128, 512)  # of those below, where matrices no longer lie in a private cache
-COLD_SD = math.log(3.0)
+DIM_SD = math.log(1.7)
+ROWS_SD = math.log(1.3)
+COLD = {
+    16: 1.5,
+    32: 3.5,
+    64: 4.0,
+    128: 4.0,
+    512: 4.0,
+}  # MiB of the working set -> what a layer costs, against one from near caches
+COLD_SD = math.log(1.8)
 KNOTS_MIB = (1, 4, 8, 16, 32, 64, 128, 512)  # of the working set; close around the sizes of last-level caches
+_FIXED = 1e-3  # spread of what the others are counted against
 
 
 @dataclass(frozen=True)
@@ -62,24 +67,26 @@ def priors(conditions: Conditions, test: str) -> dict[str, Prior]:
     """Every unknown of the terms of ``test`` with what is believed of it before probing."""
     runtime, threads = conditions.runtime, conditions.threads
     speed = conditions.pace / threads**0.8  # computing scales nearly with threads
-    product = PRODUCT_NS if test == DECODE else PROMPT_PRODUCT_NS
+    costs = runtime.decode if test == DECODE else runtime.prompt
     found = {
         "share": Prior(math.log(conditions.share), conditions.share_sd),
-        "product": Prior(math.log(product * 1e-9 * speed), SPREAD),
+        "product": Prior(math.log(costs.product_s * speed), SPREAD),
         "head": Prior(0.0, math.log(1.2)),
-        "layer": Prior(math.log(runtime.layer_s * conditions.pace), SPREAD),
+        "layer": Prior(math.log(costs.layer_s * conditions.pace), SPREAD),
         "element": Prior(math.log(0.4e-9 * speed), SPREAD),
         "logit": Prior(math.log(0.5e-9 * speed), SPREAD),
-        "attend": Prior(math.log(0.15e-9 * speed), SPREAD),
-        "softmax": Prior(math.log(0.5e-9 * speed), SPREAD),
-        "cache_share": Prior(math.log(0.6), math.log(1.6)),
+        "attend": Prior(math.log(costs.attend_s * speed), SPREAD),
+        "softmax": Prior(math.log(0.4e-9 * speed), SPREAD),
+        "cache_share": Prior(math.log(runtime.cache_share), math.log(1.5)),
         "overhead": Prior(math.log(runtime.overhead_s * conditions.pace), SPREAD),
     }
-    found |= {f"dim_{size}": Prior(0.0, DIM_SD if size != 64 else 1e-3) for size in HEAD_DIMS}
-    found |= {f"rows_{n}": Prior(math.log(n), ROWS_SD) for n in range(1, ROWS_TOGETHER + 1)}
-    found |= {f"product_{name}": Prior(0.0, FORMAT_SD) for name in FORMATS}
-    found |= {f"share_{name}": Prior(0.0, FORMAT_SHARE_SD) for name in FORMATS}
-    found |= {f"cold_at_{knot}": Prior(0.0, COLD_SD) for knot in COLD_KNOTS_MIB}
+    found |= {f"dim_{size}": Prior(math.log(value), DIM_SD if size != 64 else _FIXED) for size, value in costs.dims.items()}
+    found |= {
+        f"rows_{n}": Prior(math.log(runtime.rows[n - 1]), ROWS_SD if n > 1 else _FIXED) for n in range(1, ROWS_TOGETHER + 1)
+    }
+    found |= {f"product_{name}": Prior(math.log(costs.formats[name]), FORMAT_SD) for name in FORMATS}
+    found |= {f"share_{name}": Prior(math.log(runtime.shares[name]), FORMAT_SHARE_SD) for name in FORMATS}
+    found |= {f"cold_at_{knot}": Prior(math.log(value), COLD_SD) for knot, value in COLD.items()}
     found |= {f"share_at_{knot}": Prior(0.0, conditions.cache_sd) for knot in KNOTS_MIB}
     return found
 
@@ -127,7 +134,10 @@ def _attention(work: Workload, cached: int, rate: float, passes: int) -> tuple[F
     rows = min(max(round(group), 1), ROWS_TOGETHER)
     return (
         Factor(math.log(read / rate), {"cache_share": -1}),
-        Factor(math.log(cached * work.attended * max(group / ROWS_TOGETHER, 1.0)), {"attend": 1, f"rows_{rows}": 1} | dims),
+        Factor(
+            math.log(work.cached_elements * work.attended * max(group / ROWS_TOGETHER, 1.0)),
+            {"attend": 1, f"rows_{rows}": 1} | dims,
+        ),
     )
 
 
@@ -140,7 +150,7 @@ def _charged(tokens: int, runtime: Runtime) -> float:
 
 def _cold(num_bytes: float) -> dict[str, float]:
     """Exponents of what a layer costs more when its matrices come from memory: each starts with misses nobody foresaw."""
-    return {f"cold_at_{k}": w for k, w in _hats(num_bytes).items() if w and k in COLD_KNOTS_MIB}
+    return {f"cold_at_{k}": w for k, w in _hats(num_bytes).items() if w and k in COLD}
 
 
 def _share(num_bytes: float) -> dict[str, float]:

@@ -12,6 +12,7 @@ import pytest
 from deepthin.engine.accounting import bytes_read_per_token
 from deepthin.engine.errors import UsageError
 from deepthin.engine.targets import target_verdicts
+from deepthin.profiles.latency.terms import COLD
 from deepthin.profiles.latency.workload import Workload
 from tests.support.benchmark_scripts import load_script
 from tests.support.probed import TRUTH, Device, conditions
@@ -45,6 +46,9 @@ def test_the_cost_of_a_layer_is_the_slope_and_one_bad_point_does_not_bend_it() -
         depth.layer_cost(points[:1])
 
 
+FLAT = TRUTH | {f"cold_at_{knot}": 1.0 for knot in COLD}  # a layer costs the same from any memory
+
+
 def fake_lines() -> list[dict[str, Any]]:
     machine = {"arch": "x86_64", "cpu_model": "Example 9000", "usable_cpus": 2, "simd": "avx2", "os": "Linux 6.1"}
     found = []
@@ -52,17 +56,16 @@ def fake_lines() -> list[dict[str, Any]]:
         for layers in (4, 16, 64):
             for runtime in ("deepthin", "llama.cpp"):
                 shape = depth.iso_byte_shape(layers, num_bytes, vocab)
-                probes = [
-                    Device(conditions(runtime, threads), TRUTH).probe(Workload(shape, depth.QUANT)).to_json()
-                    for threads in (1, 2)
-                ]
-                found.append(
-                    {
-                        "schema": depth.SCHEMA, "key": f"{size} {layers} {runtime}", "engine": "d", "machine": machine,
-                        "created_utc": "2026-11-29T00:00:00Z", "size": size, "layers": layers, "runtime": runtime,
-                        "version": "1.0", "bytes_per_s": {"1": 2e10, "2": 3e10}, "probes": probes, "failed": "",
-                    }
-                )  # fmt: skip
+                for threads, rate in ((1, 2e10), (2, 3e10)):
+                    probe = Device(conditions(runtime, threads), FLAT).probe(Workload(shape, depth.QUANT))
+                    found.append(
+                        {
+                            "schema": depth.SCHEMA, "key": f"{size} {layers} {runtime} {threads}", "engine": "d",
+                            "machine": machine, "created_utc": "2026-11-29T00:00:00Z", "size": size, "layers": layers,
+                            "runtime": runtime, "threads": threads, "version": "1.0", "bytes_per_s": rate,
+                            "probes": [probe.to_json()], "failed": "",
+                        }
+                    )  # fmt: skip
     return found
 
 

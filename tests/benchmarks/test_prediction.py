@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.support.probed import Device, conditions
 
 prediction = load_script("prediction")
 measuring = load_script("prediction_measuring")
+placement = load_script("placement")
 SAMPLE = Path(__file__).parents[1] / "profiles" / "latency" / "sample.json"
 WORSE = 1.1  # how much the median error of a group may grow
 SMALL_ERROR = 0.005  # below it, changes are rounding
@@ -124,16 +126,19 @@ def profile_line(barrier_s: float) -> dict[str, Any]:
 
 def test_several_threads_are_timed_only_where_the_profile_was(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = {f"held-out 1 0 {runtime} {threads}": None for runtime in ("deepthin", "llama.cpp") for threads in (2, 1)}
-    monkeypatch.setattr(measuring.BarrierSentinel, "__call__", lambda self: 7e-8 if self._threads > 1 else None)
-    monkeypatch.setattr(measuring.BarrierSentinel, "reference_s", {})
-    assert measuring._next_key(jobs, None) == "held-out 1 0 deepthin 2"
-    assert measuring._next_key(jobs, profile_line(8e-8)) == "held-out 1 0 deepthin 2"
-    assert measuring._next_key(jobs, profile_line(2.8e-7)) == "held-out 1 0 deepthin 1"
-    assert measuring.BarrierSentinel.reference_s == {2: 2.8e-7}
-    monkeypatch.setattr(measuring, "_PATIENCE_S", 0.05)
-    monkeypatch.setattr(measuring, "_AWAY_S", 0.01)
-    only = {"held-out 1 0 deepthin 2": None}
-    assert measuring._next_key(only, profile_line(2.8e-7)) == "held-out 1 0 deepthin 2"
+    monkeypatch.setattr(placement.BarrierSentinel, "__call__", lambda self: 7e-8 if self._threads > 1 else None)
+    monkeypatch.setattr(placement.BarrierSentinel, "reference_s", {})
+    monkeypatch.setattr(placement, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(placement, "AWAY_S", 0.01)
+
+    def first(keys: Iterable[str], profile: Any) -> Any:
+        return placement.next_key(keys, lambda key: measuring._placement(key, profile))
+
+    assert first(jobs, None) == "held-out 1 0 deepthin 2"
+    assert first(jobs, profile_line(8e-8)) == "held-out 1 0 deepthin 2"
+    assert placement.BarrierSentinel.reference_s == {2: 8e-8}
+    assert first(jobs, profile_line(2.8e-7)) == "held-out 1 0 deepthin 1"
+    assert first(["held-out 1 0 deepthin 2"], profile_line(2.8e-7)) == "held-out 1 0 deepthin 2"
 
 
 def test_without_measurements_the_script_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,4 @@
-"""The programs in docs/run-*.md, as they stand there, on a bundle of SmolLM2: each must run, and all must write one text.
-
-The page for browsers is not among them: tests/support/chromium_page.html is what runs in Chromium.
-"""
+"""The programs in docs/run-*.md, as they stand there, on a bundle of SmolLM2: each must run, and all must write one text."""
 
 from __future__ import annotations
 
@@ -10,17 +7,24 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from deepthin.cli.main import main
-from tests.support.chromium import node_modules
+from tests.support.chromium import Chromium, PageServer, node_modules
 from tests.support.runtimes import Runtimes
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
 _DOCS = Path(__file__).parents[2] / "docs"
 _PROMPT = "The capital of France is"
+_TELL = b"""<script>
+  const tell = (text) => fetch("/answer", { method: "POST", body: text });
+  addEventListener("error", (event) => tell(`error: ${event.message}`));
+  addEventListener("unhandledrejection", (event) => tell(`error: ${event.reason}`));
+  new MutationObserver(() => tell(document.body.textContent)).observe(document.body, { childList: true });
+</script>"""  # posts what the page shows once it changes
 
 
 def program(page: str, heading: str, language: str) -> str:
@@ -80,3 +84,15 @@ def test_program_for_node(place: Path, text: str, runtimes: Runtimes) -> None:
     (place / "node_modules").symlink_to(node_modules())
     (place / "run.mjs").write_text(program("run-browser.md", "In Node", "js"), encoding="utf-8")
     assert continuation(run([node, "run.mjs"], place)) == continuation(text)
+
+
+def test_page_for_a_browser(place: Path, text: str, runtimes: Runtimes) -> None:
+    assert runtimes["chromium"].peer == "chromium"
+    page = program("run-browser.md", "In a browser", "html").encode() + _TELL
+    with (
+        closing(PageServer(page, {"node_modules": node_modules(), "bundle": place / "bundle"})) as server,
+        closing(Chromium(server.url)),
+    ):
+        said = server.said.get(timeout=180).decode()
+        missing = [path for path in server.failed if "favicon" not in path]
+    assert continuation(said) == continuation(text), missing

@@ -99,9 +99,10 @@ def test_the_placement_of_most_probes_is_the_profile_s_and_the_others_are_flagge
 
 
 def test_bandwidth_read_in_another_placement_is_left_out() -> None:
-    """While the memory is read the cores are far apart and fast, afterwards near and slow: the curve is that of the latter."""
-    host = FakeHost(moves=lambda now: FAR if now < 14.0 else NEAR)
-    host.rate_factor = lambda: 3.0 if host.now < 14.0 else 1.0
+    """Until the first probe, while the memory is read, the cores are far apart and fast, then near and slow."""
+    host = FakeHost()
+    host.moves = lambda _: FAR if len(host.opened) <= 1 else NEAR
+    host.rate_factor = lambda: 3.0 if len(host.opened) <= 1 else 1.0
     profile = profiled(host, ("deepthin",))
     assert profile.noise["placements"] == [{"runtime": "deepthin", "threads": 2, "barrier_s": NEAR}]
     assert profile.curve.rate(2, 256 << 20) == pytest.approx(CURVE.rate(2, 256 << 20))

@@ -85,10 +85,10 @@ def test_a_disturbed_probe_counts_less() -> None:
     where = conditions()
     works = decode_works(12)
     device = Device(where)
-    wrong = Device(where, {**TRUTH, "layer": 1e-4})
+    wrong = Device(where, {**TRUTH, "layer": 2.4e-5})
 
     def off(flags: tuple[str, ...]) -> float:
-        probes = [device.probe(work) for work in works[:-2]] + [wrong.probe(work, flags) for work in works[-2:]]
+        probes = [device.probe(work) for work in works[:-4]] + [wrong.probe(work, flags) for work in works[-4:]]
         return abs(math.log(fit_model(probes, where, DECODE).fitted.value("layer")[0] / TRUTH["layer"]))
 
     assert off(("other-processes",)) < off(())

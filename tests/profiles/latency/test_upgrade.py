@@ -1,0 +1,75 @@
+"""Profiles from before attention by head size, cold layers and more knots: they load, and predict what they always did."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deepthin.engine.errors import FormatError
+from deepthin.engine.shape import Shape
+from deepthin.profiles.latency.model import LatencyModel, fit_model
+from deepthin.profiles.latency.regression import Fitted
+from deepthin.profiles.latency.upgrade import upgraded
+from deepthin.profiles.latency.workload import DECODE, PREFILL, Workload
+from deepthin.profiles.profile import read_profile
+from tests.support.probed import CURVE, Device, conditions, decode_works
+
+OLD = Path(__file__).parents[3] / "benchmarks" / "results" / "amd-epyc-2cpu-avx2" / "search-profile.json"
+
+
+@pytest.mark.parametrize(
+    ("shape", "quant", "test", "tokens", "context", "seconds", "low", "high"),
+    [  # as deepthin predicted at cc1970b, which wrote the file
+        ("L=12,d=256,heads=4,kv=2,ff=768,vocab=8192,tied", "q4_0", DECODE, 1, 512, 0.000465984009, 0.000354941, 0.000611767),
+        ("L=30,d=576,heads=9,kv=3,ff=1536,vocab=49152,tied", "q8_0", DECODE, 1, 512, 0.00913611897, 0.00706483, 0.0118147),
+        ("L=24,d=1024,heads=16,kv=2,ff=2816,vocab=32000,tied", "q4_0", DECODE, 1, 0, 0.012025658, 0.0092492, 0.0156356),
+        ("L=30,d=576,heads=9,kv=3,ff=1536,vocab=49152,tied", "q8_0", PREFILL, 128, 0, 0.220130783, 0.134325, 0.360748),
+    ],
+)
+def test_a_profile_of_an_earlier_version_predicts_what_it_did(
+    shape: str, quant: str, test: str, tokens: int, context: int, seconds: float, low: float, high: float
+) -> None:
+    work = Workload(Shape.parse(shape), quant, test, tokens, context)
+    predicted = read_profile(OLD).predict("deepthin", 2, work).seconds
+    assert (predicted.value, predicted.low, predicted.high) == pytest.approx((seconds, low, high), rel=1e-5)
+
+
+def model() -> LatencyModel:
+    where = conditions()
+    return fit_model(Device(where, noise=0.02).probes(decode_works(12)), where, DECODE)
+
+
+def without(fitted: Fitted, prefixes: tuple[str, ...]) -> Fitted:
+    kept = [i for i, name in enumerate(fitted.names) if not name.startswith(prefixes)]
+    return replace(
+        fitted,
+        names=tuple(fitted.names[i] for i in kept),
+        theta=fitted.theta[kept],
+        covariance=fitted.covariance[np.ix_(kept, kept)],
+    )
+
+
+def test_a_model_that_lacks_nothing_stays_what_it_is() -> None:
+    fitted = model().fitted
+    assert upgraded(fitted) is fitted
+
+
+def test_new_knots_lie_between_their_neighbours_and_the_rest_is_pinned() -> None:
+    fitted = model().fitted
+    again = upgraded(without(fitted, ("rows_", "dim_", "cold_", "share_at_64", "share_at_512")))
+    assert set(again.names) == set(fitted.names)
+    middle = np.sqrt(again.value("share_at_32")[0] * again.value("share_at_128")[0])
+    assert again.value("share_at_64")[0] == pytest.approx(middle)
+    assert again.value("share_at_512") == pytest.approx(again.value("share_at_128"))
+    assert again.value("rows_3") == pytest.approx((3, 3, 3))
+    assert again.value("dim_32") == again.value("cold_at_32") == (1, 1, 1)
+
+
+def test_a_model_that_lacks_anything_else_is_refused() -> None:
+    document = model().to_json()
+    document["fitted"] = without(model().fitted, ("overhead",)).to_json()
+    with pytest.raises(FormatError, match="its unknowns are not those of this version"):
+        LatencyModel.from_json(document, CURVE)
