@@ -102,11 +102,11 @@ def _noise(profile: Profile) -> str:
         lines.append(
             f"noise floor: a model timed against itself gives {aa['median']:.3f} ({aa['ci_low']:.3f}..{aa['ci_high']:.3f})"
         )
-    for place in profile.noise.get("placements", ()):
-        lines.append(
-            f"cores of {place['runtime']} at {place['threads']} threads: a barrier took {1e9 * place['barrier_s']:.0f} ns; where the "
-            "host moves them farther apart or closer, times are others"
-        )
+    lines += [
+        f"cores at {place['threads']} threads of {place['runtime']}: a barrier took {1e9 * place['barrier_s']:.0f} ns; times are others "
+        "where the host moves them farther apart or closer"
+        for place in profile.noise.get("placements", ())
+    ]
     if repeat := profile.noise.get("repeat"):
         lines.append(f"repeated minutes later: {repeat['median']:.1%} off in the median, {repeat['max']:.1%} at most")
     if (lasting := profile.sustained) is not None:
