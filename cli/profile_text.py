@@ -103,8 +103,8 @@ def _noise(profile: Profile) -> str:
             f"noise floor: a model timed against itself gives {aa['median']:.3f} ({aa['ci_low']:.3f}..{aa['ci_high']:.3f})"
         )
     lines += [
-        f"cores at {place['threads']} threads of {place['runtime']}: a barrier took {1e9 * place['barrier_s']:.0f} ns; times are others "
-        "where the host moves them farther apart or closer"
+        f"cores at {place['threads']} threads of {place['runtime']}: a barrier took {1e9 * place['barrier_s']:.0f} ns; "
+        "times are others where the host moves them farther apart or closer"
         for place in profile.noise.get("placements", ())
     ]
     if repeat := profile.noise.get("repeat"):
