@@ -1,4 +1,8 @@
-"""The programs in docs/run-*.md, as they stand there, on a bundle of SmolLM2: each must run, and all must write one text."""
+"""The programs in docs/run-*.md, as they stand there, on a bundle of SmolLM2: each must run and write the same first words.
+
+After "Paris." and a new line two continuations lie so close that runtimes which round activations to 8 bits part there on some
+CPUs (llama.cpp with AVX-512 VNNI does); tests/export/test_interop.py compares tokens and allows for that by their margins.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +50,10 @@ def place(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def text(place: Path, runtimes: Runtimes) -> str:
-    """What the program for llama.cpp writes, which all others are held against."""
+    """What the program for llama.cpp writes, which all others are held against as far as :func:`first_words` go."""
     assert runtimes["llama.cpp"].peer == "llama.cpp"
     said = run([sys.executable, "-c", program("run-laptop.md", "llama.cpp", "python")], place)
-    assert continuation(said).startswith("Paris")
+    assert first_words(said) == "Paris."
     return said
 
 
@@ -60,8 +64,9 @@ def run(command: list[str], place: Path) -> str:
     return done.stdout.strip()
 
 
-def continuation(said: str) -> str:
-    return said.removeprefix(_PROMPT).strip()
+def first_words(said: str) -> str:
+    """Up to the first new line after the prompt."""
+    return said.removeprefix(_PROMPT).strip().split("\n")[0]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +79,7 @@ def continuation(said: str) -> str:
 )
 def test_programs_for_a_laptop(heading: str, runtime: str, place: Path, text: str, runtimes: Runtimes) -> None:
     assert runtimes[runtime].peer == runtime
-    assert continuation(run([sys.executable, "-c", program("run-laptop.md", heading, "python")], place)) == continuation(text)
+    assert first_words(run([sys.executable, "-c", program("run-laptop.md", heading, "python")], place)) == first_words(text)
 
 
 def test_program_for_node(place: Path, text: str, runtimes: Runtimes) -> None:
@@ -83,7 +88,7 @@ def test_program_for_node(place: Path, text: str, runtimes: Runtimes) -> None:
     assert node is not None
     (place / "node_modules").symlink_to(node_modules())
     (place / "run.mjs").write_text(program("run-browser.md", "In Node", "js"), encoding="utf-8")
-    assert continuation(run([node, "run.mjs"], place)) == continuation(text)
+    assert first_words(run([node, "run.mjs"], place)) == first_words(text)
 
 
 def test_page_for_a_browser(place: Path, text: str, runtimes: Runtimes) -> None:
@@ -95,4 +100,4 @@ def test_page_for_a_browser(place: Path, text: str, runtimes: Runtimes) -> None:
     ):
         said = server.said.get(timeout=180).decode()
         missing = [path for path in server.failed if "favicon" not in path]
-    assert continuation(said) == continuation(text), missing
+    assert first_words(said) == first_words(text), missing

@@ -131,9 +131,9 @@ def test_two_workers_share_the_jobs_of_two_askers_on_one_study(fleet: Fleet, exp
         worker.terminate()
     reports = [json.loads(done(worker)) for worker in workers]
     check(fleet, expected, "one", "two")
-    assert all(report["measured"] > 0 and report["ended"] == "stopped" for report in reports)
+    assert [report["ended"] for report in reports] == ["stopped", "stopped"]
     (jobs,) = fleet.rows("SELECT count(*) FROM deepthin_job")[0]
-    assert sum(report["measured"] for report in reports) == jobs
+    assert sum(report["measured"] for report in reports) == jobs  # on one host either may get them all: one measures at a time
     assert fleet.rows("SELECT count(*) FROM deepthin_job WHERE token <> 1") == [(0,)]  # each was leased once
 
 
