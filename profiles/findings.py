@@ -1,4 +1,4 @@
-"""What should be known before a search is believed: alignment cliffs, and kernels far below their roofline."""
+"""What should be known before a search is believed: alignment cliffs, dear head sizes, and kernels far below their roofline."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from typing import Any
 
 from deepthin.engine.formats import format_named
 from deepthin.profiles.latency.model import LatencyModel
+from deepthin.profiles.latency.regression import NORMAL_90
+from deepthin.profiles.latency.runtimes import HEAD_DIMS
+from deepthin.profiles.latency.terms import DIM_SD
 from deepthin.profiles.latency.workload import DECODE
 
 CLIFF = 0.2  # slower per byte than the widths on both sides, by this share
+DEAR = 1.5  # times the cost of heads of 64, at the low end of the interval
 LOW_ROOFLINE = 0.6  # of the read bandwidth in memory
 _STREAMED_BYTES = 512e6
 
@@ -40,6 +44,32 @@ def cliffs(rates: Mapping[int, float], runtime: str, quant: str) -> list[dict[st
                 }
             )
     return found
+
+
+def dear_heads(models: Sequence[LatencyModel]) -> list[dict[str, Any]]:
+    """Head sizes at which attending costs much more, element by element, than at 64, as far as probes and not priors say so."""
+    found = []
+    for model in models:
+        if model.test != DECODE:
+            continue
+        conditions = model.conditions
+        for size in HEAD_DIMS:
+            times, low, high = model.fitted.value(f"dim_{size}")
+            if low > DEAR and math.log(high / times) < NORMAL_90 * DIM_SD / 2:
+                found.append(
+                    {
+                        "kind": "dear-heads",
+                        "runtime": conditions.runtime.name,
+                        "head_dim": size,
+                        "threads": conditions.threads,
+                        "times": times,
+                        "text": (
+                            f"{conditions.runtime.name}, {conditions.threads} threads: attention with heads of {size} costs "
+                            f"{times:.1f} times as much per element as with heads of 64"
+                        ),
+                    }
+                )
+    return sorted(found, key=lambda row: -float(row["times"]))
 
 
 def slow_kernels(models: Sequence[LatencyModel]) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ from deepthin.engine.accounting import bytes_read_per_token
 from deepthin.engine.errors import DeepthinError, PeerMissingError, UsageError
 from deepthin.engine.shape import Shape
 from deepthin.profiles.contention import CONTENTION_FLAGS, MOVED_CORES, has_moved
-from deepthin.profiles.findings import cliffs, slow_kernels
+from deepthin.profiles.findings import cliffs, dear_heads, slow_kernels
 from deepthin.profiles.latency.curve import BandwidthCurve, BandwidthPoint
 from deepthin.profiles.latency.model import LatencyModel, fit_model
 from deepthin.profiles.latency.probe import Probe
@@ -159,7 +159,7 @@ def measure_profile(
         bandwidth_samples=tuple(taken.samples),
         noise=noise,
         sustained=lasting,
-        findings=(*taken.findings, *slow_kernels(models)),
+        findings=(*taken.findings, *dear_heads(models), *slow_kernels(models)),
         flags=flags,
         notes=tuple(taken.notes),
         wall_s=bench.clock() - start,

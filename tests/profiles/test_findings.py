@@ -2,7 +2,7 @@ import math
 
 import numpy as np
 
-from deepthin.profiles.findings import cliffs, slow_kernels
+from deepthin.profiles.findings import cliffs, dear_heads, slow_kernels
 from deepthin.profiles.latency.model import fit_model
 from deepthin.profiles.latency.workload import DECODE
 from tests.support.probed import TRUTH, Device, conditions, decode_works
@@ -23,6 +23,19 @@ def test_a_width_far_below_its_neighbours_is_named() -> None:
 
 def test_a_step_to_another_level_is_no_cliff() -> None:
     assert cliffs({1: 5e10, 2: 5e10, 3: 2e10, 4: 2e10}, "deepthin", "q4_0") == []
+
+
+def test_a_head_size_that_is_dear_is_named_where_probes_say_so_and_not_where_the_prior_does() -> None:
+    where = conditions("llama.cpp")
+    works = decode_works(60)
+    model = fit_model(Device(where, TRUTH | {"dim_32": 8.0}, noise=0.003).probes(works), where, DECODE)
+    (found,) = dear_heads([model])
+    assert (found["head_dim"], found["runtime"]) == (32, "llama.cpp")
+    assert math.isclose(found["times"], 8.0, rel_tol=0.25)
+    assert "heads of 32 costs" in found["text"]
+    assert dear_heads([fit_model([], where, DECODE)]) == []
+    plain = fit_model(Device(where, TRUTH | {"dim_32": 1.0}, noise=0.003).probes(works), where, DECODE)
+    assert dear_heads([plain]) == []
 
 
 def test_a_format_that_computes_slower_than_memory_delivers_is_listed_worst_first() -> None:
