@@ -12,9 +12,7 @@ again.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -26,7 +24,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from charts import chart
-from placement import next_key
+from placement import append_line, in_turn
 from prediction import RESULTS, table
 from prediction_measuring import open_decoder, read_lines
 
@@ -121,7 +119,6 @@ def measure(path: Path, machine: Mapping[str, Any], budget_s: float) -> None:
 
     writers = {LLAMA_CPP: write_gguf, ONNXRUNTIME: write_onnx_for_timing}
     with host_bench(machine, tuple(RUNTIMES), writers) as bench:
-        start = time.perf_counter()
         lines = [line for line in read_lines(path) if line["engine"] == bench.engine_digest] if path.exists() else []
         done = {line["key"] for line in lines}
         wanted = {
@@ -132,13 +129,7 @@ def measure(path: Path, machine: Mapping[str, Any], budget_s: float) -> None:
             for threads in bench.threads
         }
         left = {key: job for key, job in wanted.items() if key not in done}
-        while left:
-            if time.perf_counter() - start > budget_s:
-                print(f"time is up with {len(left)} to go; run again to continue", file=sys.stderr)
-                return
-            key = next_key(left, partial(_placement, lines=lines))
-            print(f"[{time.perf_counter() - start:4.0f} s] {key}", file=sys.stderr)
-            size, layers, runtime, threads = left.pop(key)
+        for key, (size, layers, runtime, threads) in in_turn(left, budget_s, partial(_placement, lines=lines)):
             num_bytes, vocab = SIZES[size]
             model = ProbeModel(iso_byte_shape(layers, num_bytes, vocab), QUANT)
             opener = open_decoder if runtime == ENGINE else bench.open_runtimes[runtime]
@@ -166,9 +157,7 @@ def measure(path: Path, machine: Mapping[str, Any], budget_s: float) -> None:
                     "failed": failed,
                 }
             )
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(lines[-1], allow_nan=False) + "\n")
+            append_line(path, lines[-1])
 
 
 def _placement(key: str, lines: Sequence[Mapping[str, Any]]) -> float | None:

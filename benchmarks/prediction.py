@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.report or options.sample:
             write_documents(lines)
         if options.sample:
-            SAMPLE.write_text(json.dumps(sample(lines), indent=1) + "\n", encoding="utf-8")
+            SAMPLE.write_text(json.dumps(sample(lines)) + "\n", encoding="utf-8")
     except DeepthinError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -142,9 +142,7 @@ def report(lines: Sequence[Mapping[str, Any]]) -> str:
         f"Held out: {shapes} shapes, {len(first)} times; {len(first) - len(calm)} of them were taken while others used the "
         "machine and are left out.",
     ]
-    text += _both(
-        found, calm, again, "What was probed: sizes, depths, contexts and formats within those of the profile's probes."
-    )
+    text += _both(found, calm, again, "Within what the profile's probes cover (sizes, depths, contexts, formats):")
     by_regime = _rows_by_regime(found, cache)
     if by_regime:
         text += ["", "Decoding, by where the model lies against the last-level cache:", "", table(REGIME_HEADERS, by_regime)]
@@ -153,7 +151,7 @@ def report(lines: Sequence[Mapping[str, Any]]) -> str:
     ]
     if foreign:
         text += ["", "### From the probe kit alone, as for a device that is not here"]
-        text += _both(foreign, calm, again, "What the kit's probes cover:")
+        text += _both(foreign, calm, again, "Within what the kit's probes cover:")
     return "\n".join(text)
 
 
@@ -265,6 +263,7 @@ def document(lines: Sequence[Mapping[str, Any]]) -> str:
             "Written by `python benchmarks/prediction.py --report`; do not edit. Errors are |predicted / measured - 1| over",
             "shapes that no fit has seen: random widths, depths, vocabularies, formats and contexts. The noise floor is how",
             "far the same measurement moves when it is taken again later in the run; no prediction can be judged more finely.",
+            "What is likely of each runtime before probing was chosen with other shapes on the same machine.",
             "",
             report(lines),
             "",

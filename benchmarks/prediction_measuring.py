@@ -7,17 +7,15 @@ Held-out models are timed at several threads only while the cores are as far apa
 from __future__ import annotations
 
 import json
-import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from placement import next_key
+from placement import append_line, in_turn
 
 from deepthin.engine.accounting import count_params
 from deepthin.engine.errors import DeepthinError, FormatError
@@ -77,29 +75,13 @@ def measure(path: Path, machine: Mapping[str, Any], budget_s: float, profile_s: 
 
     writers = {LLAMA_CPP: write_gguf, ONNXRUNTIME: write_onnx_for_timing}
     with host_bench(machine, tuple(RUNTIMES), writers) as bench:
-        start = time.perf_counter()
         lines = [line for line in read_lines(path) if line["engine"] == bench.engine_digest] if path.exists() else []
         done = {line["key"]: line for line in lines}
         jobs = {key: job for key, job in _jobs(bench, profile_s) if key not in done}
-        profile = done.get(PROFILE)
-        while jobs:
-            if time.perf_counter() - start > budget_s:
-                print(f"time is up with {len(jobs)} to go; run again to continue", file=sys.stderr)
-                return
-            key = next_key(jobs, partial(_placement, profile=profile))
-            print(f"[{time.perf_counter() - start:4.0f} s] {key}", file=sys.stderr)
-            line = {
-                "schema": SCHEMA,
-                "key": key,
-                "engine": bench.engine_digest,
-                "machine": machine_name(machine),
-                **jobs.pop(key)(),
-            }
-            line["created_utc"] = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line, allow_nan=False) + "\n")
-            profile = line if key == PROFILE else profile
+        for key, job in in_turn(jobs, budget_s, lambda key: _placement(key, done.get(PROFILE))):
+            base = {"schema": SCHEMA, "key": key, "engine": bench.engine_digest, "machine": machine_name(machine)}
+            done[key] = {**base, **job(), "created_utc": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
+            append_line(path, done[key])
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

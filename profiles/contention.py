@@ -1,5 +1,6 @@
-"""Was the machine ours while we timed? CPU time of others, stolen time, involuntary switches, and a sentinel workload.
+"""Was the machine ours while we timed? CPU time of others, stolen time, involuntary switches, and sentinel workloads.
 
+The sentinels tell a slowed core, slowed memory, and cores that were moved apart or together.
 Counters are read before and after a batch of rounds; only differences matter. Each is None where the platform does not
 tell (all but the switches need Linux's ``/proc``), and None raises no flag.
 """
@@ -24,7 +25,7 @@ MAX_SLOWED = 1.2  # sentinel against its fastest; the core's other hyperthread a
 MAX_MOVED = 1.6  # barrier against the reference, either way; the two placements seen on a Zen 5 guest are 3.8 apart
 MIN_MEMORY = 0.85  # of the usual read rate; dips to 0.75 for half a second to two were seen on a Zen 5 guest
 SLOW_CORE, SLOW_MEMORY, MOVED_CORES = "slow-core", "slow-memory", "moved-cores"
-FROM_OUTSIDE = frozenset({SLOW_CORE, MOVED_CORES})  # by the host of a virtual machine, for seconds or minutes
+FROM_OUTSIDE = frozenset({SLOW_CORE, MOVED_CORES})  # by the host, for minutes; slow memory passes within seconds
 CONTENTION_FLAGS = frozenset({"other-processes", "steal", "preempted", SLOW_MEMORY}) | FROM_OUTSIDE
 _MEMORY_BYTES = 128 << 20
 _TICKS_OF_SLACK = 3  # /proc counts in ticks, and each end of an interval can be off by one
@@ -123,9 +124,9 @@ class Sentinel:
 class BarrierSentinel:
     """How far apart the cores are that our threads run on, as the seconds of one barrier among them; None for one thread.
 
-    The host of a virtual machine moves its CPUs about. Two that share a last-level cache meet in 75 ns, two that do not in
-    280 ns (seen on a Zen 5 guest, for seconds to minutes each); the second have twice the cache and the bandwidth, so that a
-    model of 42 MB decodes 1.5 times faster and one of many small layers two times slower. Nothing else tells. Takes some 2 ms.
+    The host of a virtual machine moves its CPUs about. On a Zen 5 guest two meet in 75 ns or in 280 ns, for seconds to
+    minutes each, in all likelihood with one last-level cache or with one each: then a model of 42 MB decodes 1.4 times faster,
+    and one of many small layers two times slower. Nothing else tells. Takes some 2 ms.
 
     Attributes:
         reference_s: threads -> the placement that measurements of this process belong to; the first seen, unless it was set.

@@ -1,4 +1,7 @@
-"""Models that were fitted before terms were added: the new unknowns take the values that leave every prediction as it was."""
+"""Models that were fitted before terms were added: the new unknowns take the values that leave predictions as they were.
+
+Only the engine's prompts that are no multiple of four tokens are predicted a little longer: lone tokens count for more.
+"""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def test_reading_counts_each_word_once() -> None:
 
 
 @pytest.mark.parametrize("threads", [2, 3])
-def test_a_barrier_takes_less_than_a_wake_up_of_a_second(threads: int) -> None:
+def test_barriers_take_some_time_and_no_second(threads: int) -> None:
     seconds = barrier_seconds(threads, 3, times=50)
     assert seconds.shape == (3,)
     assert np.all((seconds > 0) & (seconds < 1))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -88,7 +89,11 @@ def test_cores_have_moved_when_barriers_differ_by_much(now: float, reference: fl
     assert not has_moved(now, None)
 
 
-def test_the_memory_sentinel_knows_what_is_usual() -> None:
-    rates = [MemorySentinel()() for _ in range(5)]
-    assert min(rates) > 1e6
-    assert min(MemorySentinel.seen) <= MemorySentinel().usual() <= max(MemorySentinel.seen)
+def test_the_memory_sentinel_reads_and_knows_what_is_usual(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MemorySentinel, "seen", deque(maxlen=3))
+    assert MemorySentinel().usual() == 0.0
+    rate = MemorySentinel()()
+    assert 1e6 < rate < 1e14
+    assert MemorySentinel().usual() == rate
+    MemorySentinel.seen.extend([4e10, 1e10, 2e10])
+    assert MemorySentinel().usual() == 2e10
