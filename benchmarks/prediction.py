@@ -6,10 +6,10 @@
 
 Measured in this order, each into one line of ``results/<machine>/prediction.jsonl``: the profile (as ``deepthin profile
 measure`` makes it), the probe kit on llama.cpp and onnxruntime as if they were a foreign device, then 64 held-out models on
-every runtime and thread count, and some of them a second time, which gives the noise floor. A line's key says what it is;
-what is there is not measured again, so a run may be stopped at any point. Profile and measurements belong together only if
-the engine is the same: lines of another engine are passed over. The truth is the ordinary decoder with real packed weights,
-not the synthetic one that probes use.
+every runtime and thread count, and a second time, which gives the noise floor; the truth is pooled over all visits. A line's
+key says what it is; what is there is not measured again, so a run may be stopped at any point. Profile and measurements belong
+together only if the engine is the same: lines of another engine are passed over. The truth is the ordinary decoder with real
+packed weights, not the synthetic one that probes use.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from charts import chart
-from prediction_measuring import PROFILE, measure, read_lines
+from prediction_measuring import PROFILE, held_out_probes, measure, pooled, read_lines
 
 from deepthin.engine.errors import DeepthinError, FormatError
 from deepthin.profiles.importing import import_profile
@@ -110,10 +110,10 @@ def refitted(document: Mapping[str, Any], curve: BandwidthCurve, probes: Sequenc
     )
 
 
-def held_out_probes(lines: Sequence[Mapping[str, Any]], turn: int) -> list[Probe]:
-    """What was measured of held-out models in one of the two turns."""
-    prefix = f"held-out {turn} "
-    return [Probe.from_json(probe) for line in lines if line["key"].startswith(prefix) for probe in line["probes"]]
+def truths(lines: Sequence[Mapping[str, Any]]) -> list[Probe]:
+    """The times to judge by: each pooled over both turns, without those of which no visit was undisturbed."""
+    taken = [probe for turn in (1, 2) for probe in held_out_probes(lines, turn)]
+    return [probe for probe in pooled(taken) if not is_disturbed(probe)]
 
 
 def comparisons(profile: Profile, held: Sequence[Probe]) -> list[Comparison]:
@@ -130,24 +130,26 @@ def foreign_profile(lines: Sequence[Mapping[str, Any]], runtime: str) -> Profile
 def report(lines: Sequence[Mapping[str, Any]]) -> str:
     """The tables of what is stored, as Markdown; what was taken while others used the machine is counted and left out."""
     profile = profile_of(lines)
-    first, second = (held_out_probes(lines, turn) for turn in (1, 2))
-    calm, again = ([probe for probe in probes if not is_disturbed(probe)] for probes in (first, second))
-    found = comparisons(profile, calm)
+    turns = [held_out_probes(lines, turn) for turn in (1, 2)]
+    taken = [probe for turn in turns for probe in turn]
+    calm, again = ([probe for probe in pooled(turn) if not is_disturbed(probe)] for turn in turns)
+    truth = truths(lines)
+    found = comparisons(profile, truth)
     cache = last_level_cache_bytes(profile.machine) or 32 << 20
     flags = f"; flagged {', '.join(profile.flags)}" if profile.flags else ""
-    shapes = len({probe.work.shape.text for probe in first})
+    shapes = len({probe.work.shape.text for probe in taken})
     text = [
         f"Machine: {profile.title} ({machine_name(profile.machine)}). "
         f"Profile: {len(profile.probes)} probes in {profile.wall_s:.0f} s{flags}. "
-        f"Held out: {shapes} shapes, {len(first)} times; {len(first) - len(calm)} of them were taken while others used the "
-        "machine and are left out.",
+        f"Held out: {shapes} shapes, {len(pooled(taken))} times of {len(taken)} visits; {sum(map(is_disturbed, taken))} visits "
+        f"were made while others used the machine and are left out, which leaves {len(truth)} times.",
     ]
     text += _both(found, calm, again, "Within what the profile's probes cover (sizes, depths, contexts, formats):")
     by_regime = _rows_by_regime(found, cache)
     if by_regime:
         text += ["", "Decoding, by where the model lies against the last-level cache:", "", table(REGIME_HEADERS, by_regime)]
     foreign = [
-        one for runtime in KIT_PLAN if (kit := foreign_profile(lines, runtime)) is not None for one in comparisons(kit, calm)
+        one for runtime in KIT_PLAN if (kit := foreign_profile(lines, runtime)) is not None for one in comparisons(kit, truth)
     ]
     if foreign:
         text += ["", "### From the probe kit alone, as for a device that is not here"]
@@ -261,8 +263,9 @@ def document(lines: Sequence[Mapping[str, Any]]) -> str:
             "# How well latency is predicted",
             "",
             "Written by `python benchmarks/prediction.py --report`; do not edit. Errors are |predicted / measured - 1| over",
-            "shapes that no fit has seen: random widths, depths, vocabularies, formats and contexts. The noise floor is how",
-            "far the same measurement moves when it is taken again later in the run; no prediction can be judged more finely.",
+            "shapes that no fit has seen: random widths, depths, vocabularies, formats and contexts. A time is the median of",
+            "some visits spread over the run. The noise floor is how far the same measurement moves when it is taken again",
+            "later in the run, as far as others left the machine alone; no prediction can be judged much more finely.",
             "What is likely of each runtime before probing was chosen with other shapes on the same machine.",
             "",
             report(lines),
@@ -275,7 +278,7 @@ def document(lines: Sequence[Mapping[str, Any]]) -> str:
 
 def figure(lines: Sequence[Mapping[str, Any]]) -> str:
     """Predicted against measured milliseconds per token, as SVG."""
-    found = [one for one in comparisons(profile_of(lines), held_out_probes(lines, 1)) if one.probe.work.test == DECODE]
+    found = [one for one in comparisons(profile_of(lines), truths(lines)) if one.probe.work.test == DECODE]
     series = {
         f"{runtime}, {threads} threads": [
             (1e3 * one.probe.seconds.median, 1e3 * one.predicted.value)
@@ -292,7 +295,7 @@ def figure(lines: Sequence[Mapping[str, Any]]) -> str:
 def sample(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The committed sample: bandwidth, probes and held-out times, thinned, with the errors they give now."""
     profile = profile_of(lines)
-    held = [probe for probe in held_out_probes(lines, 1) if not is_disturbed(probe)]
+    held = truths(lines)
     found = {}
     for runtime, test, threads in _groups(comparisons(profile, held)):
         mine = [one for one in comparisons(profile, held) if _group(one) == (runtime, test, threads)]

@@ -1,5 +1,9 @@
 """Measures what ``prediction.py`` judges: a profile, the probe kit, and held-out models, one line of JSON each.
 
+On a shared machine what lies around the last-level cache is 5 % faster or slower for seconds at a time, and a session of a
+second sees one such spell. So the truth is pooled: the engine's models are opened in groups and visited in turns, peers' models
+are loaded and timed once more later in the run, and what was taken while others used the machine does not count.
+
 Held-out models are timed at several threads only while the cores are as far apart as they were for the profile
 (``profiles.contention.BarrierSentinel``): on a virtual machine that moves, one thread is timed meanwhile.
 """
@@ -8,9 +12,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from datetime import UTC, datetime
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +24,22 @@ from placement import append_line, in_turn
 from deepthin.engine.accounting import count_params
 from deepthin.engine.errors import DeepthinError, FormatError
 from deepthin.engine.model import Model, random_model
-from deepthin.engine.shape import Shape
 from deepthin.profiles.kit import SUFFIXES, probe_name
+from deepthin.profiles.latency.model import is_disturbed
+from deepthin.profiles.latency.probe import Probe
 from deepthin.profiles.latency.runtimes import ENGINE, LLAMA_CPP, ONNXRUNTIME, RUNTIMES
+from deepthin.profiles.latency.workload import Workload
 from deepthin.profiles.machine import machine_name
 from deepthin.profiles.probe_plans import KIT_PLAN
 from deepthin.profiles.probe_shapes import ProbeModel, random_shape
+from deepthin.profiles.probing import time_model
+from deepthin.profiles.protocol import Rule
+from deepthin.profiles.statistics import measured
 
-SCHEMA = "deepthin/prediction-benchmark/2"
-SEED = 11_2026  # 7_2026 gave the shapes that priors were chosen with (profiles/latency/runtimes.py)
-NUM_HELD_OUT, NUM_REPEATED = 64, 20
+SCHEMA = "deepthin/prediction-benchmark/3"
+SEED = 12_2026  # 7_2026 and 11_2026 gave the shapes that terms and priors were chosen with (profiles/latency/runtimes.py)
+NUM_HELD_OUT = 64
+GROUP, VISITS = 16, 4  # engine models open at once, and how often each is timed
 PARAMS, LAYERS = (5e6, 6e8), (2, 80)
 CONTEXTS, PROMPTS = (0, 64, 256, 1024, 2048, 4096), (32, 64, 128, 256)
 PEER_PRODUCTS = 2e10  # of the tokens a peer must take in before each round; larger models get shorter contexts
@@ -111,8 +121,6 @@ def _placement(key: str, profile: Mapping[str, Any] | None) -> float | None:
 def _jobs(bench: Any, profile_s: float) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     """Everything to measure, in order, by key; a key ends in the number of threads, but for the profile."""
     from deepthin.profiles.measuring import measure_profile
-    from deepthin.profiles.probing import time_model
-    from deepthin.profiles.protocol import Rule
 
     def profile() -> dict[str, Any]:
         return {"profile": measure_profile(bench, budget_s=profile_s).to_json()}
@@ -121,13 +129,16 @@ def _jobs(bench: Any, profile_s: float) -> Iterator[tuple[str, Callable[[], dict
         return {"rows": kit_rows(bench, runtime, threads)}
 
     def held(index: int, runtime: str, threads: int) -> dict[str, Any]:
-        model = probe_model(items[index], runtime)
-        opener = open_decoder if runtime == ENGINE else bench.open_runtimes[runtime]
-        rule = Rule(rounds=7, budget_s=1.2, patience=2.0, settle_s=0.0 if runtime == ENGINE else 0.02)
+        rule = Rule(rounds=7, budget_s=0.8, patience=2.0, settle_s=0.02)
         try:
-            return {"probes": [probe.to_json() for probe in time_model(runtime, opener, model, threads, rule)], "failed": ""}
+            probes = time_model(runtime, bench.open_runtimes[runtime], probe_model(items[index], runtime), threads, rule)
         except DeepthinError as error:
             return {"probes": [], "failed": str(error)}
+        return {"probes": [probe.to_json() for probe in probes], "failed": ""}
+
+    def group(indices: Sequence[int], threads: Sequence[int]) -> dict[str, Any]:
+        models = [probe_model(items[index], ENGINE) for index in indices]
+        return {"probes": [probe.to_json() for probe in visited(models, threads, Rule(rounds=3, budget_s=0.3, patience=2.0))]}
 
     items = held_out()
     yield PROFILE, profile
@@ -135,19 +146,65 @@ def _jobs(bench: Any, profile_s: float) -> Iterator[tuple[str, Callable[[], dict
         for threads in bench.threads:
             if runtime in bench.open_runtimes:
                 yield f"kit {runtime} {threads}", lambda r=runtime, t=threads: kit(r, t)
-    order = np.random.Generator(np.random.PCG64(SEED + 1)).permutation(NUM_HELD_OUT)
-    for turn, count in ((1, NUM_HELD_OUT), (2, NUM_REPEATED)):
-        for index in order[:count].tolist():
-            for runtime in bench.open_runtimes:
-                for threads in bench.threads:
-                    key = f"held-out {turn} {index} {runtime} {threads}"
-                    yield key, lambda i=index, r=runtime, t=threads: held(i, r, t)
+    order = np.random.Generator(np.random.PCG64(SEED + 1)).permutation(NUM_HELD_OUT).tolist()
+    groups = [order[first : first + GROUP] for first in range(0, NUM_HELD_OUT, GROUP)]
+    for turn in (1, 2):
+        for number, indices in enumerate(groups):
+            if turn == 1 or number == 0:
+                name = f"held-out {turn} group {number} {ENGINE} {max(bench.threads)}"
+                yield name, lambda chosen=indices: group(chosen, bench.threads)
+            for index in indices:
+                for runtime in bench.open_runtimes:
+                    for threads in bench.threads if runtime != ENGINE else ():
+                        key = f"held-out {turn} {index} {runtime} {threads}"
+                        yield key, lambda i=index, r=runtime, t=threads: held(i, r, t)
 
 
-@lru_cache(maxsize=1)
-def _weights(shape: Shape, quant: str) -> Model:
-    """Random weights, kept for the next thread count."""
-    return random_model(shape, quant=quant)
+def visited(models: Sequence[ProbeModel], threads: Sequence[int], rule: Rule) -> list[Probe]:
+    """Every one of ``models`` on our engine at every thread count, visited in turns; one probe of each visit and workload."""
+    found: list[Probe] = []
+    with ExitStack() as stack:
+        opened: list[tuple[ProbeModel, int, DecoderTimed]] = []
+        for model in models:
+            weights = random_model(model.shape, quant=model.quant)
+            timed = [stack.enter_context(closing(DecoderTimed(model, count, weights))) for count in threads]
+            opened += [(model, count, one) for count, one in zip(threads, timed, strict=True)]
+        for _ in range(VISITS):
+            for model, count, timed in opened:
+                found += time_model(ENGINE, lambda _model, _threads, kept=timed: Kept(kept), model, count, rule)
+    return found
+
+
+def held_out_probes(lines: Sequence[Mapping[str, Any]], turn: int) -> list[Probe]:
+    """What was measured of held-out models in one of the two turns, a probe of each visit.
+
+    A peer decodes as many tokens from a context on as take long enough to time, so the mean context differs a little from turn
+    to turn; the first turn's counts.
+    """
+    by_key = {line["key"]: [Probe.from_json(probe) for probe in line["probes"]] for line in lines if "probes" in line}
+    found: list[Probe] = []
+    for key, probes in by_key.items():
+        if key.startswith(f"held-out {turn} "):
+            before = by_key.get(key.replace(f"held-out {turn} ", "held-out 1 "), probes)
+            alike = len(before) == len(probes) and " group " not in key
+            found += [replace(one, work=old.work) for one, old in zip(probes, before, strict=True)] if alike else probes
+    return found
+
+
+def pooled(probes: Sequence[Probe]) -> list[Probe]:
+    """One probe of each runtime, thread count and workload: samples of all that were taken undisturbed, or else of all."""
+    found: dict[tuple[str, int, Workload], list[Probe]] = {}
+    for probe in probes:
+        found.setdefault((probe.runtime, probe.threads, probe.work), []).append(probe)
+    return [_pooled([one for one in mine if not is_disturbed(one)] or mine) for mine in found.values()]
+
+
+def _pooled(probes: Sequence[Probe]) -> Probe:
+    """The median over visits of each visit's median, since visits and not samples are independent."""
+    if len(probes) == 1:
+        return probes[0]
+    flags = sorted({flag for probe in probes for flag in probe.flags})
+    return replace(probes[0], seconds=measured([one.seconds.median for one in probes], "s"), flags=tuple(flags))
 
 
 class DecoderTimed:
@@ -156,10 +213,9 @@ class DecoderTimed:
     pids: Sequence[int] = ()
     contexts_apart = False
 
-    def __init__(self, model: ProbeModel, threads: int) -> None:
+    def __init__(self, model: ProbeModel, threads: int, weights: Model) -> None:
         from deepthin.profiles.whole_model import WholeModel
 
-        weights = _weights(model.shape, model.quant)
         self._whole = WholeModel(model.shape, model.quant, threads, model.room, "f16", model=weights)
 
     def decode(self, context: int) -> tuple[Callable[[], Mapping[str, float]], int]:
@@ -177,9 +233,20 @@ class DecoderTimed:
         self._whole.close()
 
 
+class Kept:
+    """A timed model that stays open when a session closes it."""
+
+    def __init__(self, timed: DecoderTimed) -> None:
+        self.pids, self.contexts_apart = timed.pids, timed.contexts_apart
+        self.decode, self.prompt = timed.decode, timed.prompt
+
+    def close(self) -> None:
+        """Nothing."""
+
+
 def open_decoder(model: ProbeModel, threads: int) -> DecoderTimed:
     """The truth for our own engine."""
-    return DecoderTimed(model, threads)
+    return DecoderTimed(model, threads, random_model(model.shape, quant=model.quant))
 
 
 def kit_rows(bench: Any, runtime: str, threads: int) -> list[dict[str, Any]]:

@@ -48,10 +48,10 @@ BANDWIDTH_MIB = (0.125, 0.25, 0.5, 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 
 REFERENCE = Shape.parse("L=12,d=512,heads=8,kv=4,ff=1536,vocab=8192,tied")  # for noise, sustained speed and repeats
 CLIFF_WIDTHS = (448, 480, 512, 544, 576, 608, 640, 672, 704, 736, 768)
 CLIFF_QUANTS = ("q4_0", "q8_0")
-_SHARES = {"noise": 0.03, "bandwidth": 0.08, "engine": 0.36, "peers": 0.36, "repeats": 0.04, "sustained": 0.08, "cliffs": 0.05}
+_SHARES = {"noise": 0.03, "bandwidth": 0.07, "engine": 0.35, "peers": 0.40, "repeats": 0.03, "sustained": 0.07, "cliffs": 0.05}
 _REPEATS = 6
-_SESSION_S = 0.45  # of one model at one thread count
-_ROUNDS = 5
+_ENGINE_RULE = Rule(rounds=3, budget_s=0.25, patience=2.0)  # of one model at one thread count; it opens at once, so many are
+_PEER_RULE = Rule(rounds=5, budget_s=0.45, patience=2.0, settle_s=0.01)
 _AA_ROUNDS = 15
 _AWAY_S = 0.25  # between looks whether cores are back
 
@@ -318,7 +318,7 @@ def _is_away(bench: Bench, threads: int) -> bool:
 
 
 def _session(bench: Bench, runtime: str, model: ProbeModel, threads: int) -> list[Probe]:
-    rule = Rule(rounds=_ROUNDS, budget_s=_SESSION_S, patience=2.0, settle_s=0.0 if runtime == ENGINE else 0.01)
+    rule = _ENGINE_RULE if runtime == ENGINE else _PEER_RULE
     return time_model(runtime, bench.open_runtimes[runtime], model, threads, rule, make_instruments=bench.instruments)
 
 

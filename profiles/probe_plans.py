@@ -17,13 +17,14 @@ from deepthin.profiles.probe_shapes import ProbeModel, random_shape
 
 _SEED = 20_26
 _ENGINE_FORMATS = ("q4_0", "q8_0", "f16", "q4_1", "q5_0", "f32", "q5_1", "bf16")
-_ENGINE_ROUNDS = 5  # models of each format
-_PARAMS = ((2e6, 8e6), (60e6, 160e6), (8e6, 25e6), (25e6, 60e6), (160e6, 320e6))
+_PARAMS = (  # one model of each format from each; unlike shapes tell more of the terms than the same ones timed for longer
+    (2e6, 8e6), (60e6, 160e6), (8e6, 25e6), (25e6, 60e6), (160e6, 320e6), (4e6, 16e6), (15e6, 40e6), (40e6, 100e6), (2e6, 40e6),
+)  # fmt: skip
 _LAYERS = ((24, 80), (2, 12), (2, 8), (12, 40), (16, 64))
 _CONTEXTS = (2048, 512, 4096, 256, 1024)
 _PROMPT_PRODUCTS = 1.5e9  # of a prompt, so that it takes some 50 ms in one thread
 _PROMPT = (32, 256)  # tokens at least and at most
-_PROMPT_TURNS = (0, 1, 2, 3)  # and half of the largest, for time
+_PROMPT_TURNS = (0, 1, 2, 3, 6)  # and half of the largest, for time
 _MAX_MODEL_BYTES = 700_000_000
 
 # shape, its format on llama.cpp and on onnxruntime, contexts, prompts. Every kind of format once, heads of 32, 64 and 128, one
@@ -38,21 +39,21 @@ _PEER = (
     ("L=10,d=512,heads=4,kv=4,ff=1536,vocab=16384,tied", "f16", "q8_0", (0, 256), (48,)),
     ("L=32,d=320,heads=5,kv=5,ff=864,vocab=4096,tied", "q4_1", "q4_1", (0, 256), (48,)),
     ("L=2,d=768,heads=12,kv=4,ff=2048,vocab=65536,tied", "q4_0", "q4_0", (0,), (32,)),
-    ("L=20,d=768,heads=12,kv=4,ff=2048,vocab=32000,tied", "q4_0", "q8_0", (0,), (24,)),
+    ("L=20,d=768,heads=12,kv=4,ff=2048,vocab=32000,tied", "q8_0", "q8_0", (0, 256), (24,)),
 )
-_KIT = {LLAMA_CPP: (0, 1, 2, 3, 4, 6), ONNXRUNTIME: (1, 2, 5, 4)}  # rows of _PEER; ten files in all
+_KIT = {LLAMA_CPP: (0, 1, 2, 9, 4, 6), ONNXRUNTIME: (1, 2, 5, 9)}  # rows of _PEER; ten files in all
 
 
 def engine_plan() -> list[ProbeModel]:
     """Models for our own engine, every format in each round of sizes."""
     generator = np.random.Generator(np.random.PCG64(_SEED))
     found = []
-    for turn in range(_ENGINE_ROUNDS):
+    for turn, params in enumerate(_PARAMS):
         for index, quant in enumerate(_ENGINE_FORMATS):
-            pick = (turn + index) % _ENGINE_ROUNDS
-            shape = random_shape(generator, _PARAMS[turn], _LAYERS[pick])
+            layers = _LAYERS[(turn + index) % len(_LAYERS)]
+            shape = random_shape(generator, params, layers)
             while count_bytes(shape, quant).total > _MAX_MODEL_BYTES:
-                shape = random_shape(generator, _PARAMS[turn], _LAYERS[pick])
+                shape = random_shape(generator, params, layers)
             context = _CONTEXTS[(turn + 2 * index) % len(_CONTEXTS)]
             tokens = round(min(max(_PROMPT_PRODUCTS / count_params(shape).block_matrices, _PROMPT[0]), _PROMPT[1]))
             found.append(

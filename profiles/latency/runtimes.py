@@ -1,8 +1,8 @@
 """What is known of a runtime before it is probed: how it batches and caches, and where its costs are likely to lie.
 
 Prior means are geometric and their spreads generous: a few probes override them, and where there are none the intervals are
-wide. Times and rates were seen on virtual machines (Zen 2 with AVX2, Zen 4 and Zen 5 with AVX-512 VNNI) at 1 and 2 threads; how
-formats, head sizes and shared heads compare was fitted on the Zen 5 one to some 130 shapes a runtime (``LOG.md``); shares of
+wide. They were fitted on one virtual machine (Zen 5 with AVX-512 VNNI, 32 MiB of last-level cache, 1 and 2 threads): the
+engine's to 145 shapes, each visited four times over eight minutes, the peers' to some 130 shapes each (``LOG.md``). Shares of
 the peak on other devices are from the roofline reports named in ``profiles/devices``.
 """
 
@@ -18,25 +18,46 @@ from deepthin.engine.formats import FORMATS
 ENGINE, LLAMA_CPP, ONNXRUNTIME = "deepthin", "llama.cpp", "onnxruntime"
 ROWS_TOGETHER = 4  # query heads that an attention kernel may pass over the cache together; more cost in proportion
 HEAD_DIMS = (32, 64, 128)
+_ALL = tuple(name for name, fmt in FORMATS.items() if fmt.can_quantize)
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What a test is likely to cost on one runtime, at one thread.
+    """What a test is likely to cost on one runtime, in seconds at one thread.
 
     Attributes:
-        layer_s: fixed seconds of a layer and pass.
+        layer_s: fixed, of a layer and pass.
+        row_s: of starting a row of a matrix, from near caches.
         product_s: of a multiply-add.
+        element_s: of an element of the vectors between products.
+        logit_s: of a logit beside its products.
         attend_s: of a multiply-add of a query with the cache, heads of 64, one query head to a cached one.
+        softmax_s: of a score.
+        head_s: of a query head, whatever is cached.
+        kv_head_s: of a cached head, whatever is cached.
+        chunk_s: of a chunk of cached positions, where they are cut into chunks.
         formats: body format -> cost of its product against ``product_s``.
+        rows: body format -> cost of starting a row against ``row_s``; formats of several parts begin more streams.
         dims: head dim -> cost of attending, element by element, against heads of 64.
+        cold: MiB of the working set -> cost of a layer against one from near caches.
+        row_cold: MiB of the working set -> cost of starting a row against one from near caches.
     """
 
     layer_s: float
+    row_s: float
     product_s: float
+    element_s: float
+    logit_s: float
     attend_s: float
+    softmax_s: float
+    head_s: float
+    kv_head_s: float
+    chunk_s: float
     formats: Mapping[str, float]
+    rows: Mapping[str, float]
     dims: Mapping[int, float]
+    cold: Mapping[int, float]
+    row_cold: Mapping[int, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +69,8 @@ class Runtime:
         cache_bytes: bytes of one cached key or value element.
         batch: tokens of a prompt that pass through the layers together; 0 is all of them.
         unit: tokens of a pass that share a load of the weights; what is left of a pass is multiplied one by one.
+        units: body format -> the same, where it differs.
+        chunk: fewest cached positions that a thread takes of a decoded token's; 0 where heads are not cut.
         all_logits: whether a prompt's logits are computed at every position.
         overhead_s: likely seconds of a call outside the layers.
         cache_share: likely share of the bandwidth that cached keys and values are read at.
@@ -62,6 +85,8 @@ class Runtime:
     cache_bytes: int
     batch: int
     unit: int
+    units: Mapping[str, int]
+    chunk: int
     all_logits: bool
     overhead_s: float
     cache_share: float
@@ -69,10 +94,10 @@ class Runtime:
     shares: Mapping[str, float]
     decode: Costs
     prompt: Costs
-    formats: tuple[str, ...]
+    formats: tuple[str, ...] = _ALL
 
 
-_ALL = tuple(name for name, fmt in FORMATS.items() if fmt.can_quantize)
+COLD_MIB = (16, 32, 64, 128, 512)  # working sets from which starts cost more
 _LEGACY = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
 
 
@@ -81,32 +106,70 @@ def _by_format(*values: float, k: float) -> dict[str, float]:
     return dict.fromkeys(FORMATS, k) | dict(zip(_LEGACY, values, strict=True))
 
 
-RUNTIMES = {
-    runtime.name: runtime
-    for runtime in (
-        Runtime(
-            ENGINE, 2, 32, 4, False, 8e-6, 0.75, (1.0, 0.9, 1.5, 1.2),
-            _by_format(1.15, 1.07, 1.07, 1.1, 0.96, 0.95, 0.9, 0.85, k=0.9),
-            Costs(2e-6, 15e-12, 60e-12, _by_format(1, 2, 2, 0.65, 0.6, 0.7, 0.6, 0.75, k=0.8), {32: 1.3, 64: 1, 128: 0.7}),
-            Costs(8e-6, 12e-12, 25e-12, _by_format(1.6, 1.5, 1.4, 0.7, 0.6, 0.7, 0.7, 0.75, k=0.8), {32: 2.5, 64: 1, 128: 0.8}),
-            _ALL,
-        ),
-        Runtime(
-            LLAMA_CPP, 2, 512, 1, False, 30e-6, 0.35, (1.0, 1.75, 2.4, 3.2),
-            _by_format(1.05, 1, 1, 1, 0.97, 1, 1, 1, k=1),
-            Costs(7e-6, 35e-12, 160e-12, _by_format(1.2, 0.9, 0.8, 0.9, 0.7, 1.2, 1.3, 1.3, k=0.8), {32: 5, 64: 1, 128: 0.8}),
-            Costs(80e-6, 25e-12, 80e-12, _by_format(1, 0.75, 0.7, 1, 0.5, 2, 1.2, 2.2, k=1.5), {32: 1.2, 64: 1, 128: 1}),
-            _ALL,
-        ),
-        Runtime(
-            ONNXRUNTIME, 4, 0, 1, True, 30e-6, 0.5, (1.0, 1.9, 2.5, 3.8),
-            _by_format(1.2, 1, 1, 0.88, 0.92, 1, 1, 1, k=1),
-            Costs(15e-6, 30e-12, 160e-12, _by_format(1, 1, 1, 0.85, 0.75, 1.8, 1, 1, k=1), {32: 0.8, 64: 1, 128: 0.75}),
-            Costs(70e-6, 15e-12, 60e-12, _by_format(0.85, 1, 1, 0.85, 0.9, 1, 1, 1, k=1), {32: 1, 64: 1, 128: 0.75}),
-            ("f32", "q8_0", "q4_0", "q4_1"),
-        ),
-    )
-}  # fmt: skip
+def _dims(*values: float) -> dict[int, float]:
+    return dict(zip(HEAD_DIMS, values, strict=True))
+
+
+def _cold(*values: float) -> dict[int, float]:
+    return dict(zip(COLD_MIB, values, strict=True))
+
+
+_ENGINE = Runtime(
+    name=ENGINE, cache_bytes=2, batch=32, unit=4, units={}, chunk=64, all_logits=False, overhead_s=2.5e-6, cache_share=0.7,
+    rows=(1.0, 0.85, 1.25, 1.15), shares=_by_format(1.15, 1.05, 1.08, 1.1, 0.98, 0.95, 0.9, 0.82, k=0.9),
+    decode=Costs(
+        layer_s=0.8e-6, row_s=0.55e-9, product_s=6e-12, element_s=0.15e-9, logit_s=0.13e-9, attend_s=20e-12, softmax_s=0.16e-9,
+        head_s=0.05e-6, kv_head_s=0.24e-6, chunk_s=0.06e-6,
+        formats=_by_format(1, 2.3, 2.4, 0.68, 0.57, 0.5, 0.6, 0.65, k=0.7),
+        rows=_by_format(0.65, 1.6, 2, 0.75, 0.9, 0.95, 1.25, 1.35, k=1.2),
+        dims=_dims(1.45, 1, 0.7), cold=_cold(1.4, 3.2, 3, 4, 4), row_cold=_cold(2.2, 7, 5, 2.2, 3),
+    ),
+    prompt=Costs(
+        layer_s=5.5e-6, row_s=1.2e-9, product_s=6.3e-12, element_s=0.06e-9, logit_s=0.5e-9, attend_s=9.5e-12, softmax_s=0.4e-9,
+        head_s=0.08e-6, kv_head_s=0.03e-6, chunk_s=0.06e-6,
+        formats=_by_format(1.63, 1.48, 1.45, 0.67, 0.57, 0.66, 0.7, 0.75, k=0.8),
+        rows=_by_format(1, 1.6, 1.25, 1, 1, 1, 1, 1, k=1),
+        dims=_dims(2.1, 1, 1), cold=_cold(1.9, 3.5, 2.5, 4, 4), row_cold=_cold(1.5, 3.5, 5, 5, 4),
+    ),
+)  # fmt: skip
+_LLAMA_CPP = Runtime(
+    name=LLAMA_CPP, cache_bytes=2, batch=512, unit=1, units={"q4_0": 4, "q4_k": 4}, chunk=0, all_logits=False, overhead_s=15e-6,
+    cache_share=0.3, rows=(1.0, 1.7, 2.4, 3.2), shares=_by_format(1, 0.97, 1.02, 1, 0.97, 1, 1, 1, k=1),
+    decode=Costs(
+        layer_s=6e-6, row_s=1.3e-9, product_s=32e-12, element_s=0.4e-9, logit_s=1.2e-9, attend_s=105e-12, softmax_s=0.4e-9,
+        head_s=0.1e-6, kv_head_s=0.1e-6, chunk_s=0.06e-6,
+        formats=_by_format(1.5, 0.92, 0.85, 0.93, 0.58, 1.2, 1.1, 1.3, k=0.8),
+        rows=_by_format(1, 0.9, 1.3, 0.95, 1.05, 0.85, 1.3, 0.8, k=1),
+        dims=_dims(7.5, 1, 0.7), cold=_cold(1.6, 2.3, 1.8, 2.8, 5), row_cold=_cold(1.5, 5, 3, 3, 3.5),
+    ),
+    prompt=Costs(
+        layer_s=75e-6, row_s=20e-9, product_s=11.5e-12, element_s=0.4e-9, logit_s=0.5e-9, attend_s=46e-12, softmax_s=0.4e-9,
+        head_s=0.13e-6, kv_head_s=0.1e-6, chunk_s=0.06e-6,
+        formats=_by_format(1.07, 0.73, 0.45, 1.03, 0.39, 2.4, 1.25, 2.8, k=1.5),
+        rows=_by_format(0.9, 1.1, 0.75, 1, 0.8, 1.7, 1.35, 1, k=1),
+        dims=_dims(1, 1, 1.2), cold=_cold(1.3, 2.4, 2.8, 2, 2.7), row_cold=_cold(1.7, 2.7, 2.8, 3.7, 4.7),
+    ),
+)  # fmt: skip
+_ONNXRUNTIME = Runtime(
+    name=ONNXRUNTIME, cache_bytes=4, batch=0, unit=1, units={}, chunk=0, all_logits=True, overhead_s=20e-6, cache_share=0.55,
+    rows=(1.0, 1.75, 2.5, 3.8), shares=_by_format(1.13, 1, 1, 0.9, 0.88, 1.05, 1, 1, k=1),
+    decode=Costs(
+        layer_s=9.3e-6, row_s=4e-9, product_s=8e-12, element_s=0.4e-9, logit_s=0.7e-9, attend_s=113e-12, softmax_s=0.4e-9,
+        head_s=0.6e-6, kv_head_s=0.15e-6, chunk_s=0.06e-6,
+        formats=_by_format(1, 1, 1, 0.85, 0.75, 1.7, 1, 1, k=1),
+        rows=_by_format(0.6, 1, 1, 1.1, 1.5, 3.3, 1, 1, k=1),
+        dims=_dims(1, 1, 0.75), cold=_cold(1.4, 2.4, 2.7, 3, 4), row_cold=_cold(1.2, 2.5, 1.7, 1.5, 1.4),
+    ),
+    prompt=Costs(
+        layer_s=48e-6, row_s=3.3e-9, product_s=8e-12, element_s=0.5e-9, logit_s=0.78e-9, attend_s=20e-12, softmax_s=0.4e-9,
+        head_s=0.15e-6, kv_head_s=0.1e-6, chunk_s=0.06e-6,
+        formats=_by_format(0.94, 1, 1, 0.77, 0.85, 0.94, 1, 1, k=1),
+        rows=_by_format(1, 1, 1, 1, 1, 1.4, 1, 1, k=1),
+        dims=_dims(1, 1, 0.85), cold=_cold(2, 1.6, 1.3, 1.3, 2.5), row_cold=_cold(1.5, 3, 3, 3, 3),
+    ),
+    formats=("f32", "q8_0", "q4_0", "q4_1"),
+)  # fmt: skip
+RUNTIMES = {runtime.name: runtime for runtime in (_ENGINE, _LLAMA_CPP, _ONNXRUNTIME)}
 
 SPREAD = math.log(2.5)  # of a cost known only by its kind
 

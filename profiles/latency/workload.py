@@ -65,6 +65,13 @@ class Workload:
         return count_params(self.shape).block_matrices * self.shape.layer_sharing
 
     @property
+    def body_rows(self) -> int:
+        """Rows of the blocks' matrices, each as often as it is multiplied for one token."""
+        shape = self.shape
+        inner = 2 if shape.mlp == "swiglu" else 1
+        return self.layers * (shape.q_size + 2 * shape.kv_size + 2 * shape.hidden_size + inner * shape.intermediate_size)
+
+    @property
     def head_bytes(self) -> int:
         """Bytes of the output head."""
         parts = count_bytes(self.shape, self.quant)

@@ -12,7 +12,7 @@ import pytest
 from deepthin.engine.accounting import bytes_read_per_token
 from deepthin.engine.errors import UsageError
 from deepthin.engine.targets import target_verdicts
-from deepthin.profiles.latency.terms import COLD
+from deepthin.profiles.latency.runtimes import COLD_MIB
 from deepthin.profiles.latency.workload import Workload
 from tests.support.benchmark_scripts import load_script
 from tests.support.probed import TRUTH, Device, conditions
@@ -46,7 +46,7 @@ def test_the_cost_of_a_layer_is_the_slope_and_one_bad_point_does_not_bend_it() -
         depth.layer_cost(points[:1])
 
 
-FLAT = TRUTH | {f"cold_at_{knot}": 1.0 for knot in COLD}  # a layer costs the same from any memory
+FLAT = TRUTH | {f"{name}_{knot}": 1.0 for name in ("cold_at", "row_cold_at") for knot in COLD_MIB}
 
 
 def fake_lines() -> list[dict[str, Any]]:

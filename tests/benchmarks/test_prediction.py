@@ -12,15 +12,20 @@ import pytest
 
 from deepthin.engine.accounting import count_params
 from deepthin.engine.errors import FormatError
+from deepthin.engine.shape import Shape
 from deepthin.profiles.latency.curve import BandwidthCurve
 from deepthin.profiles.latency.evaluation import compare, summary
 from deepthin.profiles.latency.probe import Probe
 from deepthin.profiles.latency.runtimes import RUNTIMES
+from deepthin.profiles.latency.workload import Workload
 from deepthin.profiles.measuring import fit_models, measure_profile
 from deepthin.profiles.probe_plans import plan_of
+from deepthin.profiles.probe_shapes import ProbeModel
+from deepthin.profiles.protocol import Rule
+from deepthin.profiles.statistics import measured
 from tests.support.benchmark_scripts import load_script
 from tests.support.fake_runtimes import FakeHost, small_plan
-from tests.support.probed import Device, conditions
+from tests.support.probed import Device, conditions, decode_works
 
 prediction = load_script("prediction")
 measuring = load_script("prediction_measuring")
@@ -77,8 +82,6 @@ def fake_lines(noise: float = 0.01) -> list[dict[str, Any]]:
 
 
 def prediction_work(model: Any, test: str, tokens: int, context: int) -> Any:
-    from deepthin.profiles.latency.workload import Workload
-
     return Workload(model.shape, model.quant, test, tokens, context)
 
 
@@ -96,6 +99,41 @@ def test_the_report_has_every_runtime_test_and_thread_count_with_its_floor(lines
                 assert row.count("%") >= 6
     assert "Held out: 12 shapes" in text
     assert "| deepthin | memory |" in text
+
+
+def test_the_truth_is_pooled_over_undisturbed_visits() -> None:
+    work = decode_works(1)[0]
+    visits = [
+        Probe("deepthin", 1, work, measured([seconds], "s"), flags)
+        for seconds, flags in ((1.0, ()), (1.2, ("drift",)), (1.1, ()), (9.0, ("preempted",)))
+    ]
+    (one,) = measuring.pooled(visits)
+    assert one.seconds.median == 1.1
+    assert one.flags == ("drift",)
+    (spoilt,) = measuring.pooled(visits[3:])
+    assert spoilt.flags == ("preempted",)
+
+
+def test_a_second_turn_of_a_peer_counts_for_the_context_of_the_first() -> None:
+    works = [Workload(decode_works(1)[0].shape, "q8_0", context=context) for context in (6, 7)]
+    lines = [
+        {"key": f"held-out {turn} 3 llama.cpp 1", "probes": [Probe("llama.cpp", 1, work, measured([1.0], "s")).to_json()]}
+        for turn, work in enumerate(works, 1)
+    ]
+    assert [probe.work for turn in (1, 2) for probe in measuring.held_out_probes(lines, turn)] == [works[0]] * 2
+    assert len(prediction.truths(lines)) == 1
+
+
+def test_models_are_visited_in_turns() -> None:
+    """Of two models at two thread counts, one visit after the other, whatever a session closes meanwhile."""
+    models = [
+        ProbeModel(Shape.parse(f"L={layers},d=64,heads=2,ff=128,vocab=256,tied"), "q8_0", (0, 8), (8,)) for layers in (1, 2)
+    ]
+    found = measuring.visited(models, (1, 2), Rule(rounds=1, budget_s=0.01))
+    assert len(found) == measuring.VISITS * 2 * 2 * 3
+    order = [(probe.work.shape.num_layers, probe.threads) for probe in found[::3]]
+    assert order == [(1, 1), (1, 2), (2, 1), (2, 2)] * measuring.VISITS
+    assert len(measuring.pooled(found)) == 12
 
 
 def test_page_and_figure_are_written_from_stored_lines(

@@ -1,7 +1,8 @@
-"""Profiles from before attention by head size, cold layers and more knots: they load, and predict what they always did."""
+"""Profiles from before attention by head size, starts of layers and rows, and more knots: they load and predict as they did."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from deepthin.profiles.latency.workload import DECODE, PREFILL, Workload
 from deepthin.profiles.profile import read_profile
 from tests.support.probed import CURVE, Device, conditions, decode_works
 
+STARTS = r"row|row_.*|head_call|kv_call|chunk|uneven|lone|cache_at_.*|share_at_(12|24)"
 OLD = Path(__file__).parents[3] / "benchmarks" / "results" / "amd-epyc-2cpu-avx2" / "search-profile.json"
 
 
@@ -42,8 +44,8 @@ def model() -> LatencyModel:
     return fit_model(Device(where, noise=0.02).probes(decode_works(12)), where, DECODE)
 
 
-def without(fitted: Fitted, prefixes: tuple[str, ...]) -> Fitted:
-    kept = [i for i, name in enumerate(fitted.names) if not name.startswith(prefixes)]
+def without(fitted: Fitted, pattern: str) -> Fitted:
+    kept = [i for i, name in enumerate(fitted.names) if not re.fullmatch(pattern, name)]
     return replace(
         fitted,
         names=tuple(fitted.names[i] for i in kept),
@@ -57,9 +59,20 @@ def test_a_model_that_lacks_nothing_stays_what_it_is() -> None:
     assert upgraded(fitted) is fitted
 
 
+def test_a_profile_from_before_rows_and_heads_predicts_what_it_did() -> None:
+    """Utilisation at 12 and 24 MiB was interpolated; its values there are those that interpolation gave."""
+    fitted = model().fitted
+    again = upgraded(without(fitted, STARTS))
+    assert set(again.names) == set(fitted.names)
+    share = again.value("share_at_8")[0] ** np.log2(16 / 12) * again.value("share_at_16")[0] ** np.log2(12 / 8)
+    assert again.value("share_at_12")[0] == pytest.approx(share)
+    assert again.value("row")[0] < 1e-15
+    assert again.value("uneven") == again.value("cache_at_32") == (1, 1, 1)
+
+
 def test_new_knots_lie_between_their_neighbours_and_the_rest_is_pinned() -> None:
     fitted = model().fitted
-    again = upgraded(without(fitted, ("rows_", "dim_", "cold_", "share_at_64", "share_at_512")))
+    again = upgraded(without(fitted, rf"{STARTS}|rows_.|dim_.*|cold_.*|share_at_(64|512)"))
     assert set(again.names) == set(fitted.names)
     middle = np.sqrt(again.value("share_at_32")[0] * again.value("share_at_128")[0])
     assert again.value("share_at_64")[0] == pytest.approx(middle)
@@ -70,6 +83,6 @@ def test_new_knots_lie_between_their_neighbours_and_the_rest_is_pinned() -> None
 
 def test_a_model_that_lacks_anything_else_is_refused() -> None:
     document = model().to_json()
-    document["fitted"] = without(model().fitted, ("overhead",)).to_json()
+    document["fitted"] = without(model().fitted, "overhead").to_json()
     with pytest.raises(FormatError, match="its unknowns are not those of this version"):
         LatencyModel.from_json(document, CURVE)
