@@ -42,7 +42,7 @@ SHARES = {
     "memcpy": (1.9, math.log(1.4)),
     "guess": (0.6, math.log(1.7)),
 }
-PACES = {"phone": 1.3, "laptop": 0.8, "desktop": 0.8, "board": 3.0}  # estimated from core widths and clocks, within SPREAD
+PACES = {"phone": 0.8, "laptop": 0.5, "desktop": 0.5, "board": 1.8}  # estimated from core widths and clocks, within SPREAD
 SMALLEST_BYTES, LARGEST_BYTES = 64e6, 16e9  # below, caches may hold much of a model, and nothing here knows them
 _ONE_CORE_SHARE = 0.6  # of what all fast cores read; one core alone seldom fills the memory
 _UNPROVEN = math.log(1.3)  # misfit of the terms on a device where they were never tried

@@ -18,12 +18,13 @@ from deepthin.profiles.probe_shapes import ProbeModel, random_shape
 _SEED = 20_26
 _ENGINE_FORMATS = ("q4_0", "q8_0", "f16", "q4_1", "q5_0", "f32", "q5_1", "bf16")
 _PARAMS = (  # one model of each format from each; unlike shapes tell more of the terms than the same ones timed for longer
-    (2e6, 8e6), (60e6, 160e6), (8e6, 25e6), (25e6, 60e6), (160e6, 320e6), (4e6, 16e6), (15e6, 40e6), (40e6, 100e6), (2e6, 40e6),
+    (2e6, 8e6), (60e6, 160e6), (8e6, 25e6), (25e6, 60e6), (160e6, 320e6), (4e6, 16e6), (15e6, 40e6), (40e6, 100e6),
+    (90e6, 300e6),
 )  # fmt: skip
 _LAYERS = ((24, 80), (2, 12), (2, 8), (12, 40), (16, 64))
 _CONTEXTS = (2048, 512, 4096, 256, 1024)
 _PROMPT_PRODUCTS = 1.5e9  # of a prompt, so that it takes some 50 ms in one thread
-_PROMPT = (32, 256)  # tokens at least and at most
+_PROMPT = (19, 256)  # tokens at least and at most; 19 is a few alone beyond a unit of four
 _PROMPT_TURNS = (0, 1, 2, 3, 6)  # and half of the largest, for time
 _MAX_MODEL_BYTES = 700_000_000
 

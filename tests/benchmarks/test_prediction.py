@@ -95,8 +95,9 @@ def test_the_report_has_every_runtime_test_and_thread_count_with_its_floor(lines
     for runtime in ("deepthin", "llama.cpp"):
         for test in ("token", "prompt"):
             for threads in (1, 2):
-                (row,) = [line for line in text.splitlines() if line.startswith(f"| {runtime} | {test} | {threads} |")]
-                assert row.count("%") >= 6
+                rows = [line for line in text.splitlines() if line.startswith(f"| {runtime} | {test} | {threads} |")]
+                assert len(rows) in (1, 2)  # within the probes' range, and perhaps beyond it
+                assert all(row.count("%") >= 6 for row in rows)
     assert "Held out: 12 shapes" in text
     assert "| deepthin | memory |" in text
 

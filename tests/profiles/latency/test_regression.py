@@ -61,7 +61,7 @@ def test_overlapping_factors_cost_the_larger_one_with_a_rounded_corner() -> None
             (Term("w", (Factor(math.log(read), {"read": 1}), Factor(math.log(compute), {"compute": 1}))),)
         )[0]
 
-    assert predicted(1.0, 0.1) == pytest.approx(1.0, rel=1e-3)
+    assert predicted(1.0, 1e-3) == pytest.approx(1.0, rel=1e-3)
     assert predicted(1.0, 1.0) == pytest.approx(2 ** (1 / CORNER))
 
 

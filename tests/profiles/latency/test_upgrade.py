@@ -12,7 +12,7 @@ import pytest
 from deepthin.engine.errors import FormatError
 from deepthin.engine.shape import Shape
 from deepthin.profiles.latency.model import LatencyModel, fit_model
-from deepthin.profiles.latency.regression import Fitted
+from deepthin.profiles.latency.regression import CORNER, SHARP_CORNER, Fitted
 from deepthin.profiles.latency.upgrade import upgraded
 from deepthin.profiles.latency.workload import DECODE, PREFILL, Workload
 from deepthin.profiles.profile import read_profile
@@ -79,6 +79,14 @@ def test_new_knots_lie_between_their_neighbours_and_the_rest_is_pinned() -> None
     assert again.value("share_at_512") == pytest.approx(again.value("share_at_128"))
     assert again.value("rows_3") == pytest.approx((3, 3, 3))
     assert again.value("dim_32") == again.value("cold_at_32") == (1, 1, 1)
+
+
+def test_a_model_keeps_the_corner_that_it_was_fitted_with() -> None:
+    """Stored models from before the corner was stored had a sharp one."""
+    document = model().to_json()
+    assert LatencyModel.from_json(document, CURVE).fitted.corner == CORNER
+    del document["fitted"]["corner"]
+    assert LatencyModel.from_json(document, CURVE).fitted.corner == SHARP_CORNER
 
 
 def test_a_model_that_lacks_anything_else_is_refused() -> None:
