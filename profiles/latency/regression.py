@@ -159,6 +159,11 @@ class Fitted:
         rows = [[as_float(x, "covariance[][]") for x in row] for row in fields["covariance"] if isinstance(row, list)]
         if len(theta) != len(names) or len(rows) != len(names) or any(len(row) != len(names) for row in rows):
             raise FormatError(f"fitted model: {len(names)} names, but theta or covariance have another size; measure again")
+        corner = as_float(fields.get("corner", SHARP_CORNER), "corner")
+        if not corner >= 1:
+            raise FormatError(
+                f"fitted model: corner is {corner}, but at least 1 is needed; the profile is damaged, so measure again"
+            )
         return cls(
             names,
             theta,
@@ -168,7 +173,7 @@ class Fitted:
             as_float(fields["half_width"], "half_width"),
             tuple(as_float(x, "residuals[]") for x in fields["residuals"]),
             tuple(as_float(x, "left_out[]") for x in fields["left_out"]),
-            as_float(fields.get("corner", SHARP_CORNER), "corner"),
+            corner,
         )
 
 

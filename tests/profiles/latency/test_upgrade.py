@@ -87,6 +87,10 @@ def test_a_model_keeps_the_corner_that_it_was_fitted_with() -> None:
     assert LatencyModel.from_json(document, CURVE).fitted.corner == CORNER
     del document["fitted"]["corner"]
     assert LatencyModel.from_json(document, CURVE).fitted.corner == SHARP_CORNER
+    for damaged in (0.0, -1.5):
+        document["fitted"]["corner"] = damaged
+        with pytest.raises(FormatError, match=r"corner is .* at least 1"):
+            LatencyModel.from_json(document, CURVE)
 
 
 def test_a_model_that_lacks_anything_else_is_refused() -> None:
