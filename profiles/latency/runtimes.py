@@ -2,8 +2,8 @@
 
 Prior means are geometric and their spreads generous: a few probes override them, and where there are none the intervals are
 wide. They were fitted on one virtual machine (Zen 5 with AVX-512 VNNI, 32 MiB of last-level cache, 1 and 2 threads): the
-engine's to 145 shapes, each visited four times over eight minutes, the peers' to some 130 shapes each (``LOG.md``). Shares of
-the peak on other devices are from the roofline reports named in ``profiles/devices``.
+engine's to some 280 shapes, about half of them visited four times, the peers' to some 200 each (``LOG.md``). Shares of the
+peak on other devices are from the roofline reports named in ``profiles/devices``.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Runtime:
         cache_bytes: bytes of one cached key or value element.
         batch: tokens of a prompt that pass through the layers together; 0 is all of them.
         unit: tokens of a pass that share a load of the weights; what is left of a pass is multiplied one by one.
-        units: body format -> the same, where it differs.
+        units: body format -> the same, where it differs (ggml repacks Q4_0 and Q4_K and multiplies four tokens at a time).
         chunk: fewest cached positions that a thread takes of a decoded token's; 0 where heads are not cut.
         all_logits: whether a prompt's logits are computed at every position.
         overhead_s: likely seconds of a call outside the layers.
