@@ -12,7 +12,15 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, create_engine, event, text
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import (
+    DBAPIError,
+    InterfaceError,
+    OperationalError,
+    PendingRollbackError,
+    ResourceClosedError,
+    SQLAlchemyError,
+)
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from deepthin.search.cost import MeasuringStoppedError
 from deepthin.search.fleet.url import StorageUrl
@@ -134,7 +142,14 @@ class Database:
 
 
 def worth_waiting(error: SQLAlchemyError) -> bool:
-    """Whether ``error`` may go away by itself: a lost connection, a restart, a deadlock, a lock held too long."""
+    """Whether ``error`` may go away by itself: a lost connection, a restart, a deadlock, a lock held too long.
+
+    A statement in a session that has just lost its connection fails for that, not for the loss; the error it was raised from,
+    if there is one, then decides.
+    """
+    if isinstance(error, PendingRollbackError | ResourceClosedError | PoolTimeoutError):
+        first = error.__cause__ or error.__context__
+        return worth_waiting(first) if isinstance(first, SQLAlchemyError) else True
     if not isinstance(error, DBAPIError):
         return False
     code = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None) or ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,6 +56,7 @@ class SharedTrials:
         self._database = database
         self._me = uuid.uuid4().hex
         optuna.logging.set_verbosity(optuna.logging.WARNING)
+        logging.getLogger("optuna.storages").setLevel(logging.ERROR)  # of an outage, the database tells in one line
         prepare(database)
         self._storage: RDBStorage | None = None
         try:

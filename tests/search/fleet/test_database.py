@@ -5,7 +5,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy.exc import OperationalError, ProgrammingError
+from sqlalchemy.exc import (
+    InvalidRequestError,
+    OperationalError,
+    PendingRollbackError,
+    ProgrammingError,
+    ResourceClosedError,
+    SQLAlchemyError,
+)
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from deepthin.search.cost import MeasuringStoppedError
 from deepthin.search.fleet.database import Database, database_time
@@ -70,6 +78,25 @@ def test_what_may_pass_is_tried_again(database: Database, cause: Exception) -> N
 def test_what_waiting_does_not_mend_ends_at_once(database: Database, cause: Exception, says: str) -> None:
     with pytest.raises(MeasuringStoppedError, match=rf"refuses \(.*{says}.*check user, password \(PGPASSWORD"):
         database.retried(failing(OperationalError("SELECT 1", {}, cause)))
+
+
+@pytest.mark.parametrize("kind", [PendingRollbackError, ResourceClosedError, PoolTimeoutError])
+def test_what_follows_a_loss_is_judged_by_the_loss(database: Database, kind: type[SQLAlchemyError]) -> None:
+    def after(first: Exception | None) -> SQLAlchemyError:
+        error = kind("rollback() fully before proceeding")
+        error.__context__ = first
+        return error
+
+    lost = OperationalError("SELECT 1", {}, DriverError("server closed the connection unexpectedly"))
+    refused = ProgrammingError("SELECT 1", {}, DriverError("permission denied", "42501"))
+    assert database.retried(failing(after(lost), after(ValueError()), after(None))) == "done"
+    with pytest.raises(MeasuringStoppedError, match="refuses"):
+        database.retried(failing(after(refused)))
+
+
+def test_a_mistake_in_the_use_of_a_session_is_no_outage(database: Database) -> None:
+    with pytest.raises(MeasuringStoppedError, match="refuses"):
+        database.retried(failing(InvalidRequestError("no such thing")))
 
 
 def test_mistakes_in_statements_are_no_outages(database: Database) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import optuna
 import pytest
 from optuna.trial import TrialState, create_trial
+from sqlalchemy import Engine, event
 
 from deepthin.engine.errors import DeepthinError, UsageError
 from deepthin.engine.shape import Shape
@@ -18,6 +19,7 @@ from deepthin.search.fleet.trials import SharedTrials, study_name_of
 from deepthin.search.fleet.url import parse_storage
 from deepthin.search.run import run_search
 from tests.support.fake_costs import FakeMeasure
+from tests.support.postgres import Server
 from tests.support.stored_trials import stored_trials
 
 SETTINGS = {"params": 1}
@@ -85,6 +87,40 @@ def test_a_study_belongs_to_one_search(database: Database) -> None:
     ):
         SharedTrials(database, "s", {"params": 2})
     assert study_name_of({"a": 1, "b": 2}) == study_name_of({"b": 2, "a": 1}) != study_name_of({"a": 1, "b": 3})
+
+
+@pytest.mark.fleet
+def test_a_connection_lost_before_any_statement_of_a_write_costs_nothing(
+    server: Server, postgres_url: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The connection is cut before the n-th statement, for every n there is: Optuna's own and ours."""
+    cut = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{postgres_url.rsplit('/', 1)[1]}'"
+    seen, victim = 0, -1
+
+    def before(*_: object) -> None:
+        nonlocal seen
+        if seen == victim:
+            server.sql(cut, database="postgres")
+        seen += 1
+
+    database = Database(parse_storage(postgres_url))
+    event.listen(Engine, "before_cursor_execute", before)
+    try:
+        with SharedTrials(database, "s", SETTINGS) as log:
+            log.append(0, trial(0))
+            written = 1
+            while seen > victim:  # the last write ended before its statement came, so every statement has had its turn
+                seen, victim = 0, victim + 1
+                log.append(written, trial(written))
+                written += 1
+            victim = -1
+            assert [found.values[0] for found in log.load()] == [float(number) for number in range(written)]
+    finally:
+        event.remove(Engine, "before_cursor_execute", before)
+        database.close()
+    assert written > 20  # or the listener heard nothing
+    assert len(stored_trials(parse_storage(postgres_url).text, "s")) == written
+    assert capfd.readouterr().err == ""
 
 
 class StoppedError(Exception):
