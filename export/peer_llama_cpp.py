@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from deepthin.engine.arrays import F32
+from deepthin.engine.llama_cpp_build import warn_of_amx
 from deepthin.export.schedule import best_token, pieces
 
 _GGML_TYPE_F32 = 0
@@ -81,6 +82,7 @@ def load(
     global _loaded
     unload()
     api = _api()
+    warn_of_amx(api.llama_print_system_info().decode())
     model_params = api.llama_model_default_params()
     model_params.n_gpu_layers = 0
     model_params.vocab_only = vocab_only

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from deepthin.engine.arrays import F32
+from deepthin.engine.llama_cpp_build import warn_of_amx
 
 
 @dataclass(slots=True)
@@ -50,6 +51,7 @@ def load(path: str, threads: int, context: int) -> dict[str, Any]:
     global _loaded
     unload()
     api = _api()
+    warn_of_amx(api.llama_print_system_info().decode())
     model_params = api.llama_model_default_params()
     model_params.n_gpu_layers = 0
     model = api.llama_model_load_from_file(str(path).encode(), model_params)
