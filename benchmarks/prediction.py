@@ -8,7 +8,8 @@ Measured in this order, each into one line of ``results/<machine>/prediction.jso
 measure`` makes it), the probe kit on llama.cpp and onnxruntime as if they were a foreign device, then 64 held-out models on
 every runtime and thread count, and a second time, which gives the noise floor; the truth is pooled over all visits. A line's
 key says what it is; what is there is not measured again, so a run may be stopped at any point. Profile and measurements belong
-together only if the engine is the same: lines of another engine are passed over. The truth is the ordinary decoder with real
+together only if the engine is the same: lines of another engine are passed over, but for those of held-out models on other
+runtimes. The truth is the ordinary decoder with real
 packed weights, not the synthetic one that probes use.
 """
 
@@ -36,7 +37,7 @@ from deepthin.profiles.latency.runtimes import ENGINE, LLAMA_CPP, ONNXRUNTIME
 from deepthin.profiles.latency.workload import DECODE, PREFILL
 from deepthin.profiles.llama_bench_rows import parse_rows
 from deepthin.profiles.machine import last_level_cache_bytes, machine_name, machine_record
-from deepthin.profiles.measuring import fit_models
+from deepthin.profiles.measuring import DEFAULT_BUDGET_S, fit_models
 from deepthin.profiles.probe_plans import KIT_PLAN
 from deepthin.profiles.profile import Profile
 
@@ -71,7 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--budget-s", type=float, default=600.0, help="stop measuring after so many seconds (%(default)s)")
-    parser.add_argument("--profile-s", type=float, default=170.0, help="seconds for the profile itself (%(default)s)")
+    parser.add_argument(
+        "--profile-s", type=float, default=DEFAULT_BUDGET_S, help="seconds for the profile itself (%(default)s)"
+    )
     parser.add_argument("--data", type=Path, help="JSON lines to add to (default: results/<machine>/prediction.jsonl)")
     parser.add_argument("--report", action="store_true", help="measure nothing; write docs/prediction.md")
     parser.add_argument("--sample", action="store_true", help="measure nothing; write the committed sample too")

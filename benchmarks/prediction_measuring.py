@@ -85,7 +85,7 @@ def measure(path: Path, machine: Mapping[str, Any], budget_s: float, profile_s: 
 
     writers = {LLAMA_CPP: write_gguf, ONNXRUNTIME: write_onnx_for_timing}
     with host_bench(machine, tuple(RUNTIMES), writers) as bench:
-        lines = [line for line in read_lines(path) if line["engine"] == bench.engine_digest] if path.exists() else []
+        lines = [line for line in read_lines(path) if holds(line, bench.engine_digest)] if path.exists() else []
         done = {line["key"]: line for line in lines}
         jobs = {key: job for key, job in _jobs(bench, profile_s) if key not in done}
         for key, job in in_turn(jobs, budget_s, lambda key: _placement(key, done.get(PROFILE))):
@@ -95,7 +95,7 @@ def measure(path: Path, machine: Mapping[str, Any], budget_s: float, profile_s: 
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The stored lines of the newest engine.
+    """The newest line of each key; of the newest engine, but held-out models of other runtimes stay what they are.
 
     Raises:
         FormatError: there are none.
@@ -104,7 +104,13 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         raise FormatError(f"{path}: nothing was measured yet; run without --report first")
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     newest = lines[-1]["engine"]
-    return [line for line in lines if line["engine"] == newest]
+    return list({line["key"]: line for line in lines if holds(line, newest)}.values())
+
+
+def holds(line: Mapping[str, Any], engine: str) -> bool:
+    """Whether a line is still true of this version, whose engine has that digest."""
+    is_of_a_peer = line["key"].startswith("held-out") and f" {ENGINE} " not in line["key"]
+    return is_of_a_peer or bool(line["engine"] == engine)
 
 
 def _placement(key: str, profile: Mapping[str, Any] | None) -> float | None:

@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "-t", "--threads", type=argument(_thread_counts), metavar="N,N,..", help="default: 1 and every usable CPU"
     )
-    group.add_argument("--budget-s", type=real(10, 36_000), metavar="S", help="seconds for all of it (default: 170)")
+    group.add_argument("--budget-s", type=real(10, 36_000), metavar="S", help="seconds for all of it (default: 176)")
     group = parser.add_argument_group("show")
     group.add_argument(
         "--shape", metavar="SOURCE,..", help="shapes to predict, SOURCEs as elsewhere (default: some public ones)"

@@ -40,7 +40,7 @@ from deepthin.profiles.protocol import Instruments, Rule, measure
 from deepthin.profiles.statistics import median
 from deepthin.profiles.sustained import sustained
 
-DEFAULT_BUDGET_S = 170.0
+DEFAULT_BUDGET_S = 176.0
 MIN_BUDGET_S = 10.0
 DISTURBED_SHARE = 0.1  # of probes taken while others used the machine, from which the whole profile is flagged
 UNSTEADY = 0.1  # relative change within minutes, in the median, from which a profile is flagged
@@ -278,16 +278,16 @@ def marked_by_placement(probes: Sequence[Probe]) -> tuple[list[Probe], dict[tupl
 def _time_runtime(
     bench: Bench, runtime: str, taken: _Taken, end: float, say: Callable[[str, int | None, int | None], None]
 ) -> None:
-    """The models of a runtime until ``end``; what would probably end later, as long as the longest so far, is left out."""
+    """The models of a runtime until ``end``; what would probably end later, taking as long as most so far, is left out."""
     plan = bench.plans[runtime]
     jobs = [(model, threads) for model in plan for threads in bench.threads]
-    total, longest = len(jobs), 0.0
+    total, took = len(jobs), [0.0]
     while jobs:
         begin = bench.clock()
-        if len(jobs) < total and begin + longest > end:
+        if len(jobs) < total and begin + median(took) > end:
             taken.notes.append(f"{runtime}: {len(jobs)} of {total} timings were left out for lack of time")
             return
-        model, threads = jobs.pop(_next_job(bench, [threads for _, threads in jobs], end - longest * len(jobs)))
+        model, threads = jobs.pop(_next_job(bench, [threads for _, threads in jobs], end - max(took) * len(jobs)))
         say(f"{runtime}, {threads} threads: {model.shape.text} {model.quant}", total - len(jobs), total)
         try:
             taken.probes += _session(bench, runtime, model, threads)
@@ -297,7 +297,7 @@ def _time_runtime(
         except DeepthinError as error:
             taken.notes.append(f"{runtime}: {model.shape.text} {model.quant}: {error}")
             jobs = [job for job in jobs if job[0] is not model]
-        longest = max(longest, bench.clock() - begin)
+        took.append(bench.clock() - begin)
 
 
 def _next_job(bench: Bench, threads: Sequence[int], until: float) -> int:

@@ -28,17 +28,17 @@ _PROMPT = (19, 256)  # tokens at least and at most; 19 is a few alone beyond a u
 _PROMPT_TURNS = (0, 1, 2, 3, 6)  # and half of the largest, for time
 _MAX_MODEL_BYTES = 700_000_000
 
-# shape, its format on llama.cpp and on onnxruntime, contexts, prompts. Every kind of format once, heads of 32, 64 and 128, one
+# shape, its format on llama.cpp and on onnxruntime, contexts, prompts. Every format at least once, heads of 32, 64 and 128, one
 # to four query heads to a cached one, few wide layers and many narrow ones, from the caches and from memory
 _PEER = (
     ("L=24,d=384,heads=6,kv=2,ff=1024,vocab=16384,tied", "q4_0", "q4_0", (0, 512), (48,)),
-    ("L=4,d=256,heads=4,kv=2,ff=768,vocab=4096,tied", "q4_0", "q4_0", (0, 1024), (64, 256)),
+    ("L=4,d=256,heads=4,kv=2,ff=768,vocab=4096,tied", "q5_0", "q4_0", (0, 1024), (64, 256)),
     ("L=48,d=128,heads=4,kv=2,ff=384,vocab=2048,tied", "q8_0", "q8_0", (0, 1024), (48, 160)),
-    ("L=4,d=1024,heads=8,kv=2,ff=2816,vocab=32000,tied", "q8_0", "f32", (0, 512), (32,)),
+    ("L=4,d=1024,heads=8,kv=2,ff=2816,vocab=32000,tied", "q4_1", "f32", (0, 512), (32,)),
     ("L=12,d=640,heads=10,kv=5,ff=1792,vocab=8192,tied", "q5_1", "q4_1", (0, 256), (32,)),
-    ("L=8,d=256,heads=8,kv=8,ff=1024,vocab=8192,tied", "f16", "f32", (0, 512), (96,)),
+    ("L=8,d=256,heads=8,kv=8,ff=1024,vocab=8192,tied", "f32", "f32", (0, 512), (96,)),
     ("L=10,d=512,heads=4,kv=4,ff=1536,vocab=16384,tied", "f16", "q8_0", (0, 256), (48,)),
-    ("L=32,d=320,heads=5,kv=5,ff=864,vocab=4096,tied", "q4_1", "q4_1", (0, 256), (48,)),
+    ("L=32,d=320,heads=5,kv=5,ff=864,vocab=4096,tied", "bf16", "q4_1", (0, 256), (48,)),
     ("L=2,d=768,heads=12,kv=4,ff=2048,vocab=65536,tied", "q4_0", "q4_0", (0,), (32,)),
     ("L=20,d=768,heads=12,kv=4,ff=2048,vocab=32000,tied", "q8_0", "q8_0", (0, 256), (24,)),
 )

@@ -169,8 +169,6 @@ def soften(scores, at, count, parts, peak_at, sum_at):
         store_f32(scores, at + t * W, weight)
     last = at + (tiles - 1) * W
     store_f32(scores, last, exp(sub(load_f32(scores, last), splat(peak))))
-    for i in range(at + count, at + tiles * W):  # exp clamps at e^-87 instead of 0
-        scores[i] = np.float32(0)
     parts[peak_at] = peak
     parts[sum_at] = reduce_add(add(total, load_f32(scores, last)))
 

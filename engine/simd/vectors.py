@@ -16,7 +16,9 @@ from deepthin.engine.simd._ir import FLOAT, HALF, I8, I16, I32, Vec, call, const
 _EXP2 = [1.0, 0.6931471805599453, 0.24022650695910072, 0.05550410866482158, 0.009618129107628477]
 _EXP2 += [0.0013333558146428443, 0.00015403530393381608, 1.5252733804059841e-05]
 _LOG2_E = 1.4426950408889634
-_EXP_LOW, _EXP_HIGH = -87.3, 88.7  # a normal f32 number at the low end, 2^128 = infinity at the high one
+# 2^-99.5 at the low end, and 0 below: what a softmax cannot see of its largest weight, but whose products with cached values
+# would be subnormal numbers, which cost an Intel core a hundred cycles each. 2^128 = infinity at the high end.
+_EXP_LOW, _EXP_HIGH = -69.0, 88.7
 
 
 def f16_to_f32(builder: Any, bits: Any, lanes: int) -> Any:
@@ -280,13 +282,14 @@ class Vectors:
         return builder.fptosi(whole, vector(I32, self.lanes))
 
     def _exp(self, builder: Any, value: Any) -> Any:
-        """e^value, relative error below 2.5e-7 (a few ulp); below -87.3 it stays e^-87.3, above 88.37 it is infinite.
+        """e^value, relative error below 2.5e-7 (a few ulp); below -69 it is 0, above 88.37 infinite.
 
         NaN stays NaN.
         """
         lanes, v_f32 = self.lanes, vector(FLOAT, self.lanes)
         low, high = constant(FLOAT, lanes, _EXP_LOW), constant(FLOAT, lanes, _EXP_HIGH)
-        value = builder.select(builder.fcmp_ordered(">", low, value), low, value)
+        is_tiny = builder.fcmp_ordered(">", low, value)
+        value = builder.select(is_tiny, low, value)
         value = builder.select(builder.fcmp_ordered("<", high, value), high, value)
         # n = round(x log2 e); f = x log2 e - n computed as (x - n ln2) log2 e with ln2 in two parts, so f keeps its bits
         whole = call(builder, f"llvm.rint.v{lanes}f32", v_f32, [builder.fmul(value, constant(FLOAT, lanes, _LOG2_E))])
@@ -299,7 +302,7 @@ class Vectors:
             result = builder.fadd(product, constant(FLOAT, lanes, coefficient), flags=("contract",))
         power = builder.add(builder.fptosi(whole, vector(I32, lanes)), constant(I32, lanes, 127))
         power = builder.bitcast(builder.shl(power, constant(I32, lanes, 23)), v_f32)
-        return builder.fmul(result, power)
+        return builder.select(is_tiny, constant(FLOAT, lanes, 0.0), builder.fmul(result, power))
 
 
 def _scalar_load(stored: ir.Type, widen: Any) -> Any:
