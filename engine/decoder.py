@@ -179,6 +179,7 @@ class Decoder:
         self.thread_choice = choose_threads(plan, kv_format) if threads is None else ThreadChoice(threads, "given")
         self.threads, self.context, self.kv_format = self.thread_choice.threads, context, kv_format
         self._runner = Runner(plan, threads=self.threads, context=context, kv_format=kv_format)
+        self._logits = self._runner.logits[: self.shape.vocab_size]
         self._pace = Pace(self.threads) if threads is None else None
         self.simd = simd_target()
         self.bytes_per_token = plan.bytes_per_token
@@ -201,11 +202,19 @@ class Decoder:
             part = tokens[start : start + k.ROWS]
             last = start + len(part) == len(tokens)
             self._append(part, k.LOGITS_LAST if last else k.LOGITS_NONE)
-        return self._runner.logits[: self.shape.vocab_size]
+        return self._logits
 
     def step(self, token: int) -> F32:
-        """Append one id and return the logits f32 [V] after it; a view, valid until the next call."""
-        return self.prefill((token,))
+        """Append one id and return the logits f32 [V] after it; a view, valid until the next call.
+
+        As :meth:`prefill` of it, but with next to no Python: after weights have passed through the caches each of its objects is
+        fetched from far away, so that checking an array costs 15 us a token.
+        """
+        if not (0 <= token < self.shape.vocab_size and self.position < self.context):
+            self._checked((token,))  # raises
+        self._runner.tokens[0] = token
+        self._advance(1, k.LOGITS_LAST)
+        return self._logits
 
     def logits(self, ids: Sequence[int]) -> F32:
         """Append ``ids`` and return the logits f32 [S, V] after each of them."""
@@ -274,17 +283,21 @@ class Decoder:
 
     def _append(self, part: I64, logits: int) -> None:
         self._runner.tokens[: len(part)] = part
+        self._advance(len(part), logits)
+
+    def _advance(self, count: int, logits: int) -> None:
+        """Run the ``count`` tokens that lie ready."""
         if self._pace is None:
-            self._runner.run(len(part), self.position, logits)
-        elif len(part) == 1:
+            self._runner.run(count, self.position, logits)
+        elif count == 1:
             start = time.perf_counter()
             lost = self._runner.run(1, self.position, logits, self._pace.active)
             self._pace.record(time.perf_counter() - start if logits != k.LOGITS_NONE else None, lost=lost)
         else:  # threads may wait long for one another with much to do each; if a core was lost, the system switched too
             before = _switches()
-            lost = self._runner.run(len(part), self.position, logits, self._pace.active)
+            lost = self._runner.run(count, self.position, logits, self._pace.active)
             self._pace.record(None, lost=lost and _switches() > before)
-        self.position += len(part)
+        self.position += count
 
 
 def choose_threads(plan: Plan, kv_format: str) -> ThreadChoice:

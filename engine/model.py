@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -167,8 +167,10 @@ class Model:
         return Model(self.shape, made, self.tokenizer, self.name, self.source, self.metadata)
 
 
-def random_model(shape: Shape, *, seed: int = 0, quant: str = "f32") -> Model:
+def random_model(shape: Shape, *, seed: int = 0, quant: str = "f32", distinct_rows: int | None = None) -> Model:
     """A model with seeded random weights.
+
+    With ``distinct_rows`` a matrix repeats its first so many rows, which makes a large model many times as fast: for timing.
 
     Norms are 1 and biases 0; matrices are normal with sigma 0.02 and the residual output projections (``attn_output``,
     ``ffn_down``) are scaled by 1/sqrt(2L) (GPT-2, Radford et al. 2019, section 2.3). Each tensor has its own
@@ -177,15 +179,20 @@ def random_model(shape: Shape, *, seed: int = 0, quant: str = "f32") -> Model:
     scheme = scheme_named(quant)
     tensors = {}
     for index, spec in enumerate(tensor_specs(shape)):
+        fmt = stored_format(spec, scheme)
         if spec.role in ("norm", "bias"):
-            values = np.full(spec.dims, spec.role == "norm", np.float32)
+            tensors[spec.name] = Tensor.from_values(np.full(spec.dims, spec.role == "norm", np.float32), fmt)
         else:
             sigma = 0.02
             if spec.name.endswith(("attn_output", "ffn_down")):
                 sigma /= math.sqrt(2 * shape.num_executed_layers)
             generator = np.random.Generator(np.random.PCG64([seed, index]))
-            values = generator.standard_normal(spec.dims, np.float32) * np.float32(sigma)
-        tensors[spec.name] = Tensor.from_values(values, stored_format(spec, scheme))
+            rows, cols = spec.dims
+            made = min(rows, distinct_rows or rows)
+            some = Tensor.from_values(generator.standard_normal((made, cols), np.float32) * np.float32(sigma), fmt)
+            if made < rows:
+                some = replace(some, dims=spec.dims, stored=np.resize(some.stored, (rows, some.stored.shape[1])))
+            tensors[spec.name] = some
     return Model(shape, tensors, name=f"random-{shape.text}-seed{seed}", source=f"random(seed={seed})")
 
 

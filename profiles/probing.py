@@ -28,6 +28,7 @@ ROUND_S = 0.03  # of one round of decoding: long against the clock and a wake-up
 _MAX_STEPS = 64
 _MIN_STEPS = 4
 _DEADLINE_S = 120.0  # of one call of a peer
+_DISTINCT_ROWS = 64  # of a peer's matrices; making them all would take a third of a profile's time
 
 
 class Timed(Protocol):
@@ -195,7 +196,7 @@ class PeerFiles:
         for old in folder.iterdir():
             old.unlink()
         path = folder / f"probe{peer_kind(self.runtime).suffix}"
-        self._write(random_model(model.shape, seed=self._seed, quant=model.quant), path)
+        self._write(random_model(model.shape, seed=self._seed, quant=model.quant, distinct_rows=_DISTINCT_ROWS), path)
         self._held = (key, path)
         return path
 

@@ -1,5 +1,6 @@
 """Shape accounting: the worked figures every user can redo on paper, and agreement with tensors as stored."""
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -223,3 +224,17 @@ def test_each_flag_says_what_suffers(changes: dict[str, int], flag: str, suffers
 
 def test_a_shape_inside_the_band_has_no_aspect_flag() -> None:
     assert not [item for item in shape_flags(SMOLLM2.replace(num_layers=6)) if item["flag"].startswith("aspect")]
+
+
+@pytest.mark.parametrize("quant", ["q4_0", "f16"])
+def test_a_model_for_timing_repeats_rows_and_is_like_any_other(quant: str) -> None:
+    shape = Shape.parse("L=1,d=64,heads=2,ff=96,vocab=70,tied")
+    whole, repeated = random_model(shape, quant=quant), random_model(shape, quant=quant, distinct_rows=32)
+    for name, tensor in whole.tensors.items():
+        other = repeated.tensors[name]
+        assert (other.dims, other.format, other.stored.shape) == (tensor.dims, tensor.format, tensor.stored.shape)
+        assert other.stored.ctypes.data % 8 == 0 and other.stored.flags.c_contiguous
+        if len(tensor.dims) == 2:
+            rows = np.arange(tensor.dims[0])
+            np.testing.assert_array_equal(other.stored, other.stored[rows % 32])
+            assert len(np.unique(other.stored, axis=0)) == 32
