@@ -207,8 +207,8 @@ class Decoder:
     def step(self, token: int) -> F32:
         """Append one id and return the logits f32 [V] after it; a view, valid until the next call.
 
-        As :meth:`prefill` of it, but with next to no Python: after weights have passed through the caches each of its objects is
-        fetched from far away, so that checking an array costs 15 us a token.
+        As :meth:`prefill` of it, but with next to no Python: after weights have passed through the caches, each of its objects
+        is fetched from far away, and checking an array costs 15 us a token.
         """
         if not (0 <= token < self.shape.vocab_size and self.position < self.context):
             self._checked((token,))  # raises

@@ -134,7 +134,7 @@ def _sign_test_rank(n: int) -> int:
     """Largest k such that [x(k), x(n-1-k)] (0-based order statistics) holds the true median in 95 % of cases, else 0."""
     tail, k = 0.0, 0
     for below in range(n // 2):
-        tail += math.comb(n, below) * 0.5**n
+        tail += math.comb(n, below) / (1 << n)  # of whole numbers, since neither fits a float beyond 1023 samples
         if 2 * tail > 1 - CONFIDENCE:
             break
         k = below

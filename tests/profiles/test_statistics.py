@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -121,3 +123,10 @@ def test_drift_compares_thirds() -> None:
     assert drift([1.0, 1.0, 5.0, 0.0, 1.1, 1.1]) == pytest.approx(0.1)
     assert drift([1.0, 2.0, 3.0]) == 0.0
     assert drift([0.0] * 9) == 0.0
+
+
+@pytest.mark.parametrize("n", [1023, 1024, 1100, 3000])
+def test_long_sessions_have_intervals_too(n: int) -> None:
+    low, high = median_interval([float(x) for x in range(n)])
+    assert low < (n - 1) / 2 < high
+    assert high - low == pytest.approx(1.96 * math.sqrt(n), rel=0.1)  # sd of the rank of the median is sqrt(n) / 2
