@@ -43,7 +43,7 @@ from deepthin.profiles.profile import Profile
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-DOCUMENT, FIGURE = ROOT / "docs" / "prediction.md", ROOT / "docs" / "prediction.svg"
+DOCUMENT, FIGURES = ROOT / "docs" / "prediction.md", ROOT / "docs"
 SAMPLE = ROOT / "tests" / "profiles" / "latency" / "sample.json"
 TARGETS = {ENGINE: (0.023, 0.99), LLAMA_CPP: (0.10, 0.97), ONNXRUNTIME: (0.10, 0.97)}  # median error, Spearman
 TARGET_TTFT = 0.05
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         lines = read_lines(path)
         print(report(lines))
         if options.report or options.sample:
-            write_documents(lines)
+            write_documents([lines] if options.data else [read_lines(one) for one in sorted(RESULTS.glob("*/prediction.jsonl"))])
         if options.sample:
             SAMPLE.write_text(json.dumps(sample(lines)) + "\n", encoding="utf-8")
     except DeepthinError as error:
@@ -252,32 +252,34 @@ def _groups(found: Sequence[Comparison]) -> list[tuple[str, str, int]]:
     return list(dict.fromkeys(_group(one) for one in found))
 
 
-def write_documents(lines: Sequence[Mapping[str, Any]]) -> None:
-    """Write docs/prediction.md and its figure."""
+def write_documents(machines: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+    """Write docs/prediction.md from the lines of each machine, and a figure for each."""
     DOCUMENT.parent.mkdir(exist_ok=True)
-    FIGURE.write_text(figure(lines), encoding="utf-8")
-    DOCUMENT.write_text(document(lines), encoding="utf-8")
+    for lines in machines:
+        (FIGURES / _figure_name(lines)).write_text(figure(lines), encoding="utf-8")
+    DOCUMENT.write_text(document(machines), encoding="utf-8")
 
 
-def document(lines: Sequence[Mapping[str, Any]]) -> str:
+def _figure_name(lines: Sequence[Mapping[str, Any]]) -> str:
+    return f"prediction-{machine_name(profile_of(lines).machine)}.svg"
+
+
+def document(machines: Sequence[Sequence[Mapping[str, Any]]]) -> str:
     """The page."""
-    return "\n".join(
-        [
-            "# How well latency is predicted",
-            "",
-            "Written by `python benchmarks/prediction.py --report`; do not edit. Errors are |predicted / measured - 1| over",
-            "shapes that no fit has seen: random widths, depths, vocabularies, formats and contexts. A time is the median of",
-            "some visits spread over the run. The noise floor is how far the same measurement moves when it is taken again",
-            "later in the run, as far as others left the machine alone; no prediction can be judged much more finely.",
-            "What is likely of each runtime before probing was chosen with other shapes on the same machine. A quieter run of",
-            "other shapes, and what each term of the model is worth, are in [LOG.md](../LOG.md).",
-            "",
-            report(lines),
-            "",
-            "![predicted against measured](prediction.svg)",
-            "",
-        ]
-    )
+    text = [
+        "# How well latency is predicted",
+        "",
+        "Written by `python benchmarks/prediction.py --report`; do not edit. Errors are |predicted / measured - 1| over",
+        "shapes that no fit has seen: random widths, depths, vocabularies, formats and contexts. A time is the median of",
+        "some visits spread over the run. The noise floor is how far the same measurement moves when it is taken again",
+        "later in the run, as far as others left the machine alone; no prediction can be judged much more finely.",
+        "What is likely of each runtime before probing was chosen with other shapes on the AMD EPYC; nothing was chosen with",
+        "those of the Xeon. A quieter run of other shapes, and what each term of the model is worth, are in [LOG.md](../LOG.md).",
+    ]
+    for lines in machines:
+        name = machine_name(profile_of(lines).machine)
+        text += ["", f"## {name}", "", report(lines), "", f"![predicted against measured]({_figure_name(lines)})"]
+    return "\n".join([*text, ""])
 
 
 def figure(lines: Sequence[Mapping[str, Any]]) -> str:

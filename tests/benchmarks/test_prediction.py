@@ -140,13 +140,18 @@ def test_models_are_visited_in_turns() -> None:
 def test_page_and_figure_are_written_from_stored_lines(
     lines: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("DOCUMENT", "FIGURE", "SAMPLE"):
+    for name in ("DOCUMENT", "SAMPLE"):
         monkeypatch.setattr(prediction, name, tmp_path / "out" / name.lower())
+    monkeypatch.setattr(prediction, "FIGURES", tmp_path / "out")
     data = tmp_path / "prediction.jsonl"
     data.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert prediction.main(["--data", str(data), "--sample"]) == 0
     assert "Spearman" in capsys.readouterr().out
-    figure = ElementTree.parse(tmp_path / "out" / "figure").getroot()
+    page = (tmp_path / "out" / "document").read_text()
+    (drawn,) = (tmp_path / "out").glob("prediction-*.svg")
+    assert f"## {drawn.stem.removeprefix('prediction-')}\n" in page
+    assert f"({drawn.name})" in page
+    figure = ElementTree.parse(drawn).getroot()
     assert len([element for element in figure.iter() if element.tag.endswith("circle")]) > 40
     sample = json.loads((tmp_path / "out" / "sample").read_text())
     assert_no_worse(sample)
@@ -157,6 +162,16 @@ def test_lines_of_another_engine_are_passed_over(lines: list[dict[str, Any]], tm
     old = {**lines[0], "engine": "older"}
     data.write_text("".join(json.dumps(line) + "\n" for line in [old, *lines]))
     assert len(measuring.read_lines(data)) == len(lines)
+
+
+def test_what_was_held_out_on_other_runtimes_holds_for_every_engine_and_the_newest_line_counts(tmp_path: Path) -> None:
+    keys = ("profile", "kit llama.cpp 1", "held-out 1 group 0 deepthin 2", "held-out 1 3 llama.cpp 2", "held-out 2 3 onnxruntime 1")
+    old = [{"key": key, "engine": "older"} for key in keys]
+    new = [{"key": "profile", "engine": "new"}, {"key": keys[3], "engine": "new"}]
+    data = tmp_path / "p.jsonl"
+    data.write_text("".join(json.dumps(line) + "\n" for line in [*old, *new]))
+    found = {line["key"]: line["engine"] for line in measuring.read_lines(data)}
+    assert found == {keys[3]: "new", keys[4]: "older", "profile": "new"}
 
 
 def profile_line(barrier_s: float) -> dict[str, Any]:
