@@ -19,6 +19,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         lines = read_lines(path)
         print(report(lines))
         if options.report or options.sample:
-            write_documents([lines] if options.data else [read_lines(one) for one in sorted(RESULTS.glob("*/prediction.jsonl"))])
+            write_documents(
+                [lines] if options.data else [read_lines(one) for one in sorted(RESULTS.glob("*/prediction.jsonl"))]
+            )
         if options.sample:
             SAMPLE.write_text(json.dumps(sample(lines)) + "\n", encoding="utf-8")
     except DeepthinError as error:
@@ -145,7 +148,8 @@ def report(lines: Sequence[Mapping[str, Any]]) -> str:
         f"Machine: {profile.title} ({machine_name(profile.machine)}). "
         f"Profile: {len(profile.probes)} probes in {profile.wall_s:.0f} s{flags}. "
         f"Held out: {shapes} shapes, {len(pooled(taken))} times of {len(taken)} visits; {sum(map(is_disturbed, taken))} visits "
-        f"were made while others used the machine and are left out, which leaves {len(truth)} times.",
+        f"were made while others used the machine and are left out, which leaves {len(truth)} times."
+        f"{_taken_before(lines, profile)}",
     ]
     text += _both(found, calm, again, "Within what the profile's probes cover (sizes, depths, contexts, formats):")
     by_regime = _rows_by_regime(found, cache)
@@ -158,6 +162,16 @@ def report(lines: Sequence[Mapping[str, Any]]) -> str:
         text += ["", "### From the probe kit alone, as for a device that is not here"]
         text += _both(foreign, calm, again, "Within what the kit's probes cover:")
     return "\n".join(text)
+
+
+def _taken_before(lines: Sequence[Mapping[str, Any]], profile: Profile) -> str:
+    """What there is to say of held-out models that were timed before the profile was measured anew, for another engine."""
+    made = datetime.fromisoformat(profile.created_utc)
+    when = [datetime.fromisoformat(line["created_utc"]) for line in lines if line["key"].startswith("held-out ")]
+    hours = [(made - one).total_seconds() / 3600 for one in when if one < made]
+    if not hours:
+        return ""
+    return f" {len(hours)} sessions of other runtimes are {min(hours):.1f} to {max(hours):.1f} hours older than the profile."
 
 
 def _both(found: Sequence[Comparison], calm: Sequence[Probe], again: Sequence[Probe], title: str) -> list[str]:
@@ -273,8 +287,9 @@ def document(machines: Sequence[Sequence[Mapping[str, Any]]]) -> str:
         "shapes that no fit has seen: random widths, depths, vocabularies, formats and contexts. A time is the median of",
         "some visits spread over the run. The noise floor is how far the same measurement moves when it is taken again",
         "later in the run, as far as others left the machine alone; no prediction can be judged much more finely.",
-        "What is likely of each runtime before probing was chosen with other shapes on the AMD EPYC; nothing was chosen with",
-        "those of the Xeon. A quieter run of other shapes, and what each term of the model is worth, are in [LOG.md](../LOG.md).",
+        "Terms, and what is likely of each runtime before probing, were chosen with other shapes on the AMD EPYC; with those",
+        "of the Xeon only faults were found and mended. These, a quieter run on the EPYC, and what each term is worth are in",
+        "[LOG.md](../LOG.md).",
     ]
     for lines in machines:
         name = machine_name(profile_of(lines).machine)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def fake_lines(noise: float = 0.01) -> list[dict[str, Any]]:
     host = FakeHost(noise=noise)
     runtimes = ("deepthin", "llama.cpp")
     profile = measure_profile(host.bench(runtimes, {name: small_plan() for name in runtimes}), budget_s=200)
-    base = {"schema": measuring.SCHEMA, "engine": "digest", "machine": "fake"}
+    base = {"schema": measuring.SCHEMA, "engine": "digest", "machine": "fake", "created_utc": "2100-01-01T00:00:00Z"}
     lines: list[dict[str, Any]] = [{**base, "key": "profile", "profile": profile.to_json()}]
     for turn, count in ((1, 12), (2, 6)):
         for index, item in enumerate(measuring.held_out()[:count]):
@@ -157,6 +158,15 @@ def test_page_and_figure_are_written_from_stored_lines(
     assert_no_worse(sample)
 
 
+def test_the_report_says_how_much_older_than_the_profile_times_are(lines: list[dict[str, Any]]) -> None:
+    profile = prediction.profile_of(lines)
+    assert prediction._taken_before(lines, profile) == ""
+    hour, made = "2020-01-01T10:30:00Z", replace(profile, created_utc="2020-01-01T12:00:00Z")
+    older = [{**line, "created_utc": hour} if line["key"].startswith("held-out 1 ") else line for line in lines]
+    count = sum(line["created_utc"] == hour for line in older)
+    assert f" {count} sessions of other runtimes are 1.5 to 1.5 hours older" in prediction._taken_before(older, made)
+
+
 def test_lines_of_another_engine_are_passed_over(lines: list[dict[str, Any]], tmp_path: Path) -> None:
     data = tmp_path / "p.jsonl"
     old = {**lines[0], "engine": "older"}
@@ -165,7 +175,13 @@ def test_lines_of_another_engine_are_passed_over(lines: list[dict[str, Any]], tm
 
 
 def test_what_was_held_out_on_other_runtimes_holds_for_every_engine_and_the_newest_line_counts(tmp_path: Path) -> None:
-    keys = ("profile", "kit llama.cpp 1", "held-out 1 group 0 deepthin 2", "held-out 1 3 llama.cpp 2", "held-out 2 3 onnxruntime 1")
+    keys = (
+        "profile",
+        "kit llama.cpp 1",
+        "held-out 1 group 0 deepthin 2",
+        "held-out 1 3 llama.cpp 2",
+        "held-out 2 3 onnxruntime 1",
+    )
     old = [{"key": key, "engine": "older"} for key in keys]
     new = [{"key": "profile", "engine": "new"}, {"key": keys[3], "engine": "new"}]
     data = tmp_path / "p.jsonl"
