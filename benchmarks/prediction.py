@@ -289,7 +289,7 @@ def document(machines: Sequence[Sequence[Mapping[str, Any]]]) -> str:
         "later in the run, as far as others left the machine alone; no prediction can be judged much more finely.",
         "Terms, and what is likely of each runtime before probing, were chosen with other shapes on the AMD EPYC; with those",
         "of the Xeon only faults were found and mended. These, a quieter run on the EPYC, and what each term is worth are in",
-        "[LOG.md](../LOG.md).",
+        "[LOG.md](../LOG.md); the EPYC's figures are of the engine before.",
     ]
     for lines in machines:
         name = machine_name(profile_of(lines).machine)

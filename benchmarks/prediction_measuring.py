@@ -37,7 +37,7 @@ from deepthin.profiles.protocol import Rule
 from deepthin.profiles.statistics import measured
 
 SCHEMA = "deepthin/prediction-benchmark/3"
-SEED = 14_2026  # 7_2026 and 11_2026 to 13_2026 gave the shapes that terms and priors were chosen with (latency/runtimes.py)
+SEED = 14_2026  # 7, 11 and 12 of 2026: shapes that terms and priors were chosen with (latency/runtimes.py); 13: the EPYC's
 NUM_HELD_OUT = 64
 GROUP, VISITS = 16, 4  # engine models open at once, and how often each is timed
 PARAMS, LAYERS = (5e6, 6e8), (2, 80)

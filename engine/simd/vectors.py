@@ -17,7 +17,7 @@ _EXP2 = [1.0, 0.6931471805599453, 0.24022650695910072, 0.05550410866482158, 0.00
 _EXP2 += [0.0013333558146428443, 0.00015403530393381608, 1.5252733804059841e-05]
 _LOG2_E = 1.4426950408889634
 # 2^-99.5 at the low end, and 0 below: what a softmax cannot see of its largest weight, but whose products with cached values
-# would be subnormal numbers, which cost an Intel core a hundred cycles each. 2^128 = infinity at the high end.
+# would be subnormal numbers, which an Intel core takes by microcode. 2^128 = infinity at the high end.
 _EXP_LOW, _EXP_HIGH = -69.0, 88.7
 
 

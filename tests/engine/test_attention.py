@@ -350,7 +350,7 @@ def test_a_plain_cpu_attends() -> None:
 
 
 def test_no_weight_of_a_softmax_makes_subnormal_products() -> None:
-    """An Intel core takes a hundred cycles for each, which made prompts of sharp attention twice as slow."""
+    """An Intel core takes each by microcode, which made prompts of sharp attention twice as slow."""
     scores = np.linspace(0, -120, 8 * W, dtype=np.float32)
     wanted = np.exp(scores.astype(np.float64))
     parts = np.zeros(2, np.float32)
